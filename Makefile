@@ -1,0 +1,30 @@
+# `make demo` and `make test` do all the set-up on a fresh machine with Python 3.11 and pip.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: demo test format clean
+
+demo: .venv
+	$(BIN)/fngd demo
+
+test: .venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+format: .venv
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# torch comes first and alone: the constraints file pins it to the build that needs no accelerator.
+.venv: .venv/installed
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

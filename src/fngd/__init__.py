@@ -1,0 +1,22 @@
+"""FNGD: the natural gradient at the price of SGD, as a PyTorch optimizer."""
+
+from fngd.doctor import doctor
+from fngd.layers import detach, register_layer
+from fngd.optimizer import FNGD
+from fngd.policies import Constant, Fresh, Policy, Refreshed, Shared
+from fngd.preconditioner import LayerStatistics, NaturalGradient
+
+__all__ = [
+    "FNGD",
+    "Constant",
+    "Fresh",
+    "LayerStatistics",
+    "NaturalGradient",
+    "Policy",
+    "Refreshed",
+    "Shared",
+    "detach",
+    "doctor",
+    "register_layer",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,118 @@
+"""How a module is made to run its rule: its class is swapped for a subclass whose forward asks the rule.
+
+Parameters, buffers, hooks, `state_dict` keys and `isinstance` stay as they were. Copies and pickles of an attached
+module are plain modules of the original class; `detach` gives the module itself back as it was.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fngd.layers.base import Layer, Run
+from fngd.layers.registry import Rule
+
+_KEY = "_fngd"
+
+
+@dataclass
+class Attachment:
+    """What an attached module knows: the layer it is, and the runs it is the root of."""
+
+    layer: Layer | None = None
+    rule: Rule | None = None
+    roots: list[Run] = field(default_factory=list)
+
+
+def attach_layer(module: nn.Module, layer: Layer, rule: Rule) -> None:
+    """Let the module compute its forward pass by the rule while it trains.
+
+    Args:
+        module: The module.
+        layer: What the rule is handed.
+        rule: The rule.
+
+    Raises:
+        ValueError: If the module is preconditioned already.
+    """
+    attachment = _attachment(module)
+    if attachment.layer is not None:
+        raise ValueError(
+            f"{layer.name or type(module).__name__!r} is preconditioned already: call detach() on the optimizer that "
+            "holds it, or fngd.detach(model) if that optimizer is gone"
+        )
+    attachment.layer, attachment.rule = layer, rule
+
+
+def attach_root(module: nn.Module, run: Run) -> None:
+    """Let the module tell the run when a forward pass begins and how large its batch is."""
+    _attachment(module).roots.append(run)
+
+
+def detach(model: nn.Module, run: Run | None = None) -> None:
+    """Give a model back as it was before it was attached.
+
+    Args:
+        model: The model.
+        run: Only what belongs to this run; everything by default.
+    """
+    for module in model.modules():
+        attachment: Attachment | None = module.__dict__.get(_KEY)
+        if attachment is None:
+            continue
+        attachment.roots = [root for root in attachment.roots if run is not None and root is not run]
+        if attachment.layer is not None and (run is None or attachment.layer.run is run):
+            attachment.layer = attachment.rule = None
+        if attachment.layer is None and not attachment.roots:
+            _restore(module)
+
+
+def layer_of(module: nn.Module) -> Layer | None:
+    """The layer an attached module is; None if it is not attached."""
+    attachment: Attachment | None = module.__dict__.get(_KEY)
+    return None if attachment is None else attachment.layer
+
+
+def _attachment(module: nn.Module) -> Attachment:
+    if _KEY not in module.__dict__:
+        module.__class__ = _attached(type(module))
+        module.__dict__[_KEY] = Attachment()
+    return cast(Attachment, module.__dict__[_KEY])
+
+
+def _restore(module: nn.Module) -> None:
+    del module.__dict__[_KEY]
+    base = type(module).__dict__.get("_fngd_base")
+    if base is not None:  # else another library has swapped the class after us: without the key, forward is plain
+        module.__class__ = base
+
+
+@cache
+def _attached(base: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of `base` that attached modules are of."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        attachment: Attachment | None = self.__dict__.get(_KEY)
+        if attachment is not None and torch.is_grad_enabled():
+            for run in attachment.roots:
+                run.begin(args, kwargs)
+            if self.training and attachment.layer is not None and attachment.rule is not None:
+                return attachment.rule(self, attachment.layer, *args, **kwargs)
+        return base.forward(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:  # noqa: ANN401
+        plain = base.__new__(base)
+        plain.__dict__ = {key: value for key, value in self.__dict__.items() if key != _KEY}
+        function, args, *rest = plain.__reduce_ex__(protocol)
+        if function is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # pickle insists that __newobj__ makes an object of self's own class; this makes the same one.
+            function, args = copyreg._reconstructor, (base, object, None)  # type: ignore[attr-defined]
+        return function, args, *rest
+
+    members = {"forward": forward, "__reduce_ex__": reduce, "_fngd_base": base, "__module__": base.__module__}
+    return type(base.__name__, (base,), members)

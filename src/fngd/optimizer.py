@@ -1,0 +1,200 @@
+"""Stage 5b: `FNGD`, torch.optim.SGD on the weighted gradients that `NaturalGradient` leaves in `p.grad`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from fngd.policies import Policy
+from fngd.preconditioner import LayerStatistics, NaturalGradient
+
+
+class FNGD(torch.optim.SGD):
+    """Fast natural gradient descent: SGD with momentum on the natural gradient, at SGD's price after the first epoch.
+
+    w ← w − η · (momentum and weight decay of) (1/M) U c, where U holds a layer's per-sample gradients and
+    c = (I + UᵀU/(λM))⁻¹ 1 is derived for `derive_steps` steps and shared as their mean afterwards.
+
+    Example:
+        >>> import torch, fngd
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = fngd.FNGD(model, lr=0.1, momentum=0.9, derive_steps=10)
+        >>> torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        >>> optimizer.step()
+        >>> optimizer.phase
+        'derive'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: ParamsT | None = None,
+        *,
+        lr: float | Tensor,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        maximize: bool = False,
+        fused: bool | None = None,
+        alpha: float = 0.005,
+        damping: float | None = None,
+        derive_steps: int | None = None,
+        policy: Policy | None = None,
+        scale_by_damping: bool = False,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+        exclude: Collection[str] = (),
+    ) -> None:
+        """Attach to a model; see `NaturalGradient` for the arguments after `fused` and torch.optim.SGD for the others.
+
+        Args:
+            model: The model to train.
+            params: Parameters or groups of them, as torch takes them; all of the model's by default.
+            lr: Learning rate η.
+            momentum: Factor of the momentum buffer.
+            dampening: How much less a new gradient counts in the momentum buffer.
+            weight_decay: Factor of the L2 penalty.
+            nesterov: Nesterov's momentum.
+            maximize: Climb instead of descend.
+            fused: Use torch's fused kernel; by default wherever torch has one for all parameters.
+            alpha: The paper's damping rule λ = α‖UᵀU‖_F.
+            damping: A constant λ in place of the rule.
+            derive_steps: Steps that derive coefficients before they are shared; `len(loader)` is one epoch.
+            policy: When to derive and what to share, in place of `Shared(derive_steps)`.
+            scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
+            loss_reduction: How the loss adds up the samples, "mean" or "sum".
+            batch_dim: The dimension of the model's inputs that counts the samples.
+            exclude: Names of modules to leave alone.
+
+        Raises:
+            TypeError: If `model` is not a module.
+            ValueError: If an argument is out of range, or the model has no layer that could be preconditioned.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model={type(model).__name__} must be a torch.nn.Module: FNGD(model, lr=…) takes the model, and "
+                "parameters or groups, if any, after it"
+            )
+        _check_update(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
+        params = list(model.parameters() if params is None else params)
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            maximize=maximize,
+            fused=_can_fuse(model) if fused is None else fused,
+        )
+        self.preconditioner = NaturalGradient(
+            model,
+            self,
+            alpha=alpha,
+            damping=damping,
+            derive_steps=derive_steps,
+            policy=policy,
+            scale_by_damping=scale_by_damping,
+            loss_reduction=loss_reduction,
+            batch_dim=batch_dim,
+            exclude=exclude,
+        )
+
+    @property
+    def phase(self) -> str:
+        """ "derive" if the next step computes its own coefficients, "share" if it uses c̃."""
+        return self.preconditioner.phase
+
+    @property
+    def coefficients(self) -> dict[str, Tensor]:
+        """c̃ of every layer that has derived, by name: (M,), or (1,) where the policy shares one number."""
+        return self.preconditioner.coefficients
+
+    def statistics(self) -> dict[str, LayerStatistics]:
+        """What the derived batches said, by layer name."""
+        return self.preconditioner.statistics()
+
+    def detach(self) -> None:
+        """Give the model back as it was; the optimizer goes on as plain SGD."""
+        self.preconditioner.detach()
+
+    def __enter__(self) -> FNGD:
+        """The model stays attached inside the `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Detach."""
+        self.detach()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch does; layers whose parameters come in are preconditioned from now on.
+
+        Args:
+            param_group: The parameters under "params", with settings that differ from the defaults.
+        """
+        super().add_param_group(param_group)
+        if "preconditioner" in self.__dict__:
+            self.preconditioner.extend(self.param_groups[-1]["params"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's state with the preconditioner's beside it, under "natural_gradient"."""
+        return {**super().state_dict(), "natural_gradient": self.preconditioner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            ValueError: If it was saved by another optimizer or for another model.
+        """
+        if "natural_gradient" not in state_dict:
+            raise ValueError(
+                "the state has no entry 'natural_gradient': it was not saved by FNGD. To start from a checkpoint of "
+                "torch.optim.SGD, load it into a torch.optim.SGD, or start FNGD without optimizer state"
+            )
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "natural_gradient"})
+        self.preconditioner.load_state_dict(state_dict["natural_gradient"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles are made of: torch's, and the preconditioner with its model."""
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "preconditioner": self.preconditioner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is attached to the copy of the model."""
+        super().__setstate__(state)
+        self.preconditioner.follow(self)
+
+
+def _check_update(
+    *, lr: float | Tensor, momentum: float, dampening: float, weight_decay: float, nesterov: bool
+) -> None:
+    numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    for name, value in numbers.items():
+        if not 0 <= float(value) < math.inf:
+            raise ValueError(f"{name}={value!r} must be a finite number, 0 or above, as in torch.optim.SGD")
+    if not math.isfinite(dampening):
+        raise ValueError(f"dampening={dampening!r} must be a finite number, as in torch.optim.SGD")
+    if nesterov and (momentum <= 0 or dampening != 0):
+        raise ValueError(
+            f"nesterov=True needs momentum above 0 and dampening 0, but momentum={momentum!r}, dampening={dampening!r}"
+        )
+
+
+def _can_fuse(model: nn.Module) -> bool:
+    """Whether torch's fused SGD takes every parameter: it knows no sparse gradients and only some devices."""
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    parameters = list(model.parameters())
+    usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps", "xpu") for p in parameters)
+    return usual and not sparse

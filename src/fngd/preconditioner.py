@@ -1,0 +1,308 @@
+"""Stage 5a: `NaturalGradient` attaches to a model, counts steps, switches between deriving and sharing, keeps c̃.
+
+After `loss.backward()` every preconditioned parameter's `.grad` already holds the weighted gradient, so whatever comes
+next (clipping, accumulation, reduction over processes, any torch optimizer) works on it unchanged.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from fngd.coefficients import History
+from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
+from fngd.layers.base import Layer, Run, Settings
+from fngd.layers.registry import kinds, survey
+from fngd.policies import Policy, Shared
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What the derived batches said of one layer; each number is a mean over them."""
+
+    coefficient_mean: float
+    """Mean of c inside a batch."""
+    coefficient_spread: float
+    """Standard deviation of c inside a batch."""
+    shared_spread: float
+    """Standard deviation of c̃ over the positions: what sharing can still tell apart."""
+    damping: float
+    """λ."""
+    effective_rank: float
+    """(tr K)²/‖K‖_F², between 1 and M."""
+    cosine: float
+    """Between the weighted and the plain gradient."""
+    batches: int
+    skipped: int
+    """Batches whose Gram matrix was not finite: they took the plain gradient and left c̃ alone."""
+
+
+class NaturalGradient:
+    """Precondition the gradients of a model by the natural gradient, under any torch optimizer.
+
+    Example:
+        >>> import torch, fngd
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> natural = fngd.NaturalGradient(model, optimizer, derive_steps=100)
+        >>> natural.phase
+        'derive'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        alpha: float = 0.005,
+        damping: float | None = None,
+        derive_steps: int | None = None,
+        policy: Policy | None = None,
+        scale_by_damping: bool = False,
+        loss_reduction: str = "mean",
+        batch_dim: int = 0,
+        exclude: Collection[str] = (),
+    ) -> None:
+        """Attach to a model.
+
+        Args:
+            model: The model to precondition.
+            optimizer: The optimizer whose steps are counted; layers none of whose parameters it holds are left alone.
+                Without it, the steps of whichever optimizer holds the first preconditioned parameter are counted.
+            alpha: The paper's damping rule λ = α‖UᵀU‖_F.
+            damping: A constant λ in place of the rule. With it the coefficients depend on the scale of the loss.
+            derive_steps: Steps that derive coefficients before they are shared; `len(loader)` is one epoch.
+            policy: When to derive and what to share, in place of `Shared(derive_steps)`.
+            scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
+            loss_reduction: How the loss adds up the samples, "mean" or "sum". It matters for λ only.
+            batch_dim: The dimension of the model's inputs that counts the samples.
+            exclude: Names of modules to leave alone, with everything below them.
+
+        Raises:
+            ValueError: If an argument is out of range, or the model has no layer that could be preconditioned.
+        """
+        settings = Settings(
+            alpha=alpha,
+            damping=damping,
+            scale_by_damping=scale_by_damping,
+            loss_reduction=loss_reduction,
+            batch_dim=batch_dim,
+        )
+        policy = _policy(policy, derive_steps)
+        self.model = model
+        self.step_count = 0
+        self.layers: list[Layer] = []
+        self._run = Run(settings, policy, policy.derives(0))
+        self._exclude = tuple(exclude)
+        self._warned = False
+        held = model.parameters() if optimizer is None else _parameters(optimizer)
+        self.extend(held)
+        if not self.layers:
+            names = ", ".join(sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds()))
+            raise ValueError(
+                f"{type(model).__name__} has no layer to precondition: supported are {names}. fngd.doctor(model) says "
+                "why for each module; fngd.register_layer adds a kind; torch.optim.SGD trains it as it is"
+            )
+        attach_root(model, self._run)
+        self.follow(optimizer)
+
+    def follow(self, optimizer: Optimizer | None) -> None:
+        """Count the steps of an optimizer from now on.
+
+        Args:
+            optimizer: The optimizer; None for whichever holds the first preconditioned parameter.
+        """
+        if optimizer is None:
+            self._hook = register_optimizer_step_post_hook(self._after_any_step)
+        else:
+            self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    def extend(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Attach the layers that hold any of these parameters and are not attached yet.
+
+        Modules with a parameter in common become one layer.
+
+        Args:
+            parameters: Parameters of the model.
+        """
+        wanted = {id(parameter) for parameter in parameters}
+        for finding in survey(self.model, self._exclude):
+            inside = any(id(parameter) in wanted for parameter in finding.module.parameters())
+            if finding.kind is None or not inside or layer_of(finding.module) in self.layers:
+                continue
+            layer = _tied(self.layers, finding.parameters)
+            if layer is None:
+                layer = Layer(finding.name, finding.parameters, self._run)
+                self.layers.append(layer)
+            else:
+                layer.parameters += [p for p in finding.parameters if all(p is not held for held in layer.parameters)]
+            attach_layer(finding.module, layer, finding.kind.rule)
+
+    @property
+    def phase(self) -> str:
+        """ "derive" if the next step computes its own coefficients, "share" if it uses c̃."""
+        return "derive" if self._run.deriving else "share"
+
+    @property
+    def coefficients(self) -> dict[str, Tensor]:
+        """c̃ of every layer that has derived, by name: (M,), or (1,) where the policy shares one number."""
+        policy = self._run.policy
+        return {
+            layer.name: policy.share(layer.history.mean).clone()
+            for layer in self.layers
+            if layer.history.mean is not None
+        }
+
+    def statistics(self) -> dict[str, LayerStatistics]:
+        """What the derived batches said, by layer name; layers that have derived nothing are left out."""
+        return {layer.name: _statistics(layer.history) for layer in self.layers if layer.history.mean is not None}
+
+    def detach(self) -> None:
+        """Give the model back as it was. Gradients are plain from now on; coefficients and statistics stay readable."""
+        self._hook.remove()
+        detach(self.model, self._run)
+
+    def __enter__(self) -> NaturalGradient:
+        """The model stays attached inside the `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Detach."""
+        self.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step counter and every layer's coefficients: plain numbers and tensors, safe to load."""
+        return {"step": self.step_count, "layers": {layer.name: vars(layer.history).copy() for layer in self.layers}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of another model.
+        """
+        names, saved = {layer.name for layer in self.layers}, set(state["layers"])
+        if names != saved:
+            odd = sorted(names ^ saved)
+            raise ValueError(
+                f"the state is of another model: {len(odd)} layers are only here or only there, {odd[0]!r} first. "
+                "Build the optimizer with the same model and the same `exclude`"
+            )
+        for layer in self.layers:
+            device = layer.parameters[0].device
+            values = state["layers"][layer.name]
+            layer.history = History(**{k: None if v is None else v.to(device).clone() for k, v in values.items()})
+            layer.shared = None
+        self._start(state["step"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles are made of; the model's copy is plain and gets attached by `__setstate__`."""
+        kept = {key: vars(self)[key] for key in ("model", "_exclude", "_warned")}
+        held = [parameter for layer in self.layers for parameter in layer.parameters]
+        run = (self._run.settings, self._run.policy)
+        return {**kept, "held": held, "run": run, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the copied model."""
+        held, (settings, policy), progress = (state.pop(key) for key in ("held", "run", "state"))
+        vars(self).update(state, layers=[], step_count=0)
+        self._run = Run(settings, policy, policy.derives(0))
+        self.extend(held)
+        attach_root(self.model, self._run)
+        self.load_state_dict(progress)
+
+    def _after_any_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        first = self.layers[0].parameters[0]
+        if any(parameter is first for parameter in _parameters(optimizer)):
+            self._after_step(optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        derived = self._run.deriving
+        self._run.end()
+        self._start(self.step_count + 1)
+        if derived:
+            self._warn_of_skipped()
+
+    def _start(self, step: int) -> None:
+        """Get ready for step number `step`."""
+        was_deriving = self._run.deriving
+        self.step_count = step
+        self._run.deriving = self._run.policy.derives(step)
+        if self._run.deriving:
+            return
+        for layer in self.layers:
+            if was_deriving or layer.shared is None:
+                layer.refresh()
+        silent = [layer.name for layer in self.layers if layer.trainable and layer.shared is None]
+        if silent and was_deriving:
+            warnings.warn(
+                f"fngd: {len(silent)} layers met no batch while coefficients were derived, {silent[0]!r} first: they "
+                "take the plain gradient",
+                stacklevel=2,
+            )
+
+    def _warn_of_skipped(self) -> None:
+        if self._warned:
+            return
+        skipped = torch.stack([layer.history.skipped for layer in self.layers]).tolist()
+        bad = [layer.name for layer, count in zip(self.layers, skipped, strict=True) if count]
+        if bad:
+            self._warned = True
+            warnings.warn(
+                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first: such a batch takes the plain "
+                "gradient and does not enter the shared coefficients. statistics() counts them; this is said once",
+                stacklevel=2,
+            )
+
+
+def _policy(policy: Policy | None, derive_steps: int | None) -> Policy:
+    if policy is None and derive_steps is None:
+        raise ValueError(
+            "derive_steps is missing: the number of steps that derive coefficients before they are shared. Pass "
+            "derive_steps=len(loader) for one epoch, as in the paper, or a policy such as fngd.Fresh()"
+        )
+    if policy is None:
+        assert derive_steps is not None
+        return Shared(derive_steps)
+    if derive_steps is not None:
+        raise ValueError(f"derive_steps={derive_steps!r} and policy={policy!r} exclude each other: pass one of them")
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy={policy!r} must be a policy object such as fngd.Shared(100) or fngd.Fresh()")
+    return policy
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tied(layers: list[Layer], parameters: tuple[nn.Parameter, ...]) -> Layer | None:
+    for layer in layers:
+        if any(mine is theirs for mine in layer.parameters for theirs in parameters):
+            return layer
+    return None
+
+
+def _statistics(history: History) -> LayerStatistics:
+    assert history.mean is not None
+    mean, spread, damping, rank, cosine = (float(value) for value in history.measures)
+    return LayerStatistics(
+        coefficient_mean=mean,
+        coefficient_spread=spread,
+        shared_spread=float(history.mean.std(correction=0)),
+        damping=damping,
+        effective_rank=rank,
+        cosine=cosine,
+        batches=int(history.batches),
+        skipped=int(history.skipped),
+    )

@@ -1,0 +1,196 @@
+"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
+
+`weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
+itself would call: O(MD) extra work (`\\cref{tab:time}`). Two autograd functions put it into the graph. Both leave the
+forward and the input gradient as torch computes them.
+
+`Weighted` is for known coefficients: each use of a weight is on its own.
+`Deriving` and `Join` are for coefficients that depend on the gradients themselves. A weight that is used more than
+once (tied, or a module called twice) has one per-sample gradient, the sum over its uses, so nothing can be weighted
+before the last use is through. `Deriving` therefore only notes down x and z; `Join`, a node between all uses and the
+parameters, is run by the autograd engine when no further use can come, and returns all gradients at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from fngd.gram import Use
+from fngd.operations import Gradients, Needs, Operation
+
+
+class Scratch(threading.local):
+    """One reusable buffer for each dtype and device: fresh memory costs more than the arithmetic done in it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
+
+    def like(self, t: Tensor) -> Tensor:
+        """A tensor of t's shape, dtype and memory format whose content is whatever was there last."""
+        key = (t.shape, t.stride(), t.dtype, t.device)
+        view = self._views.get(key)
+        if view is None:
+            buffer = self._buffers.get(key[2:])
+            if buffer is None or buffer.numel() < t.numel():
+                buffer = self._buffers[key[2:]] = torch.empty(t.numel(), dtype=t.dtype, device=t.device)
+                self._views.clear()
+            view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
+        return view
+
+    def product(self, t: Tensor, c: Tensor) -> Tensor:
+        """t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
+        if torch.compiler.is_compiling():
+            return (t * c).to(t.dtype)
+        return torch.mul(t, c, out=self.like(t))
+
+
+def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gradients:
+    """The gradient of the input as it is, and Σ_m c_m u_m for the weight and the bias.
+
+    The samples of whichever is smallest are scaled: of x, which leaves the input's gradient alone and so takes one
+    call of torch's kernel; of z, which takes two; or the sum itself, if all samples have the same coefficient.
+
+    Args:
+        use: The operation with its input, output gradient and weight.
+        c: One coefficient for each sample, (M,), or one for all, (1,).
+        needs: Which gradients are wanted.
+        scratch: Where the scaled copy is put.
+
+    Returns:
+        The three gradients, None where not wanted.
+    """
+    operation, x, z, weight = use
+    needs_x, needs_weight, needs_bias = needs
+    if not needs_weight:
+        return operation.backward(z, x, weight, needs)[0], None, weighted_bias(use, c) if needs_bias else None
+    if c.numel() == 1 and weight.numel() <= min(x.numel(), z.numel()):
+        gx, gw, gb = operation.backward(z, x, weight, needs)
+        return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
+    if 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel():
+        x = scratch.product(x, operation.samples.spread(c, x.dim()))
+        gx, gw, _ = operation.backward(z, x, weight, (needs_x, True, False))
+        return gx, gw, weighted_bias(use, c) if needs_bias else None
+    gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
+    z = scratch.product(z, operation.samples.spread(c, z.dim()))
+    return gx, *operation.backward(z, x, weight, (False, True, needs_bias))[1:]
+
+
+def weighted_bias(use: Use, c: Tensor) -> Tensor:
+    """Σ_m c_m Σ_t z_mt: (d_out,)."""
+    rows = use.operation.bias_rows(use.z)
+    return (c.expand(len(rows)).to(rows.dtype) @ rows).to(use.z.dtype)
+
+
+def _refuse_double_backward() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted "
+            "gradient is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer."
+        )
+
+
+class Weighted(torch.autograd.Function):
+    """A layer whose parameter gradients are weighted by known coefficients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operation: Operation,
+        scratch: Scratch,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        c: Tensor,
+    ) -> Tensor:
+        """Torch's own forward."""
+        ctx.operation, ctx.scratch = operation, scratch
+        ctx.save_for_backward(x, weight, c)
+        return operation.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The input gradient as torch computes it, the parameters' weighted by c."""
+        _refuse_double_backward()
+        x, weight, c = ctx.saved_tensors
+        use = Use(ctx.operation, x, z, weight)
+        return None, None, *weighted_backward(use, c, ctx.needs_input_grad[2:5], ctx.scratch), None
+
+
+class Notes:
+    """The uses of one layer in one forward pass, noted down by `Deriving` on the way back and read by `Join`."""
+
+    def __init__(self, finish: Callable[[Sequence[tuple[Use, Any]]], tuple[Tensor | None, ...]]) -> None:
+        """Start empty.
+
+        Args:
+            finish: What turns the uses, each with the label given to `Deriving`, into the parameters' gradients.
+        """
+        self._finish = finish
+        self._uses: dict[int, tuple[Use, Any]] = {}
+        self._expected = 0
+
+    def expect(self) -> int:
+        """A number for one more use."""
+        self._expected += 1
+        return self._expected - 1
+
+    def note(self, number: int, use: Use, label: Any) -> None:  # noqa: ANN401
+        """Keep a use; a second backward through the same graph replaces it."""
+        self._uses[number] = (use, label)
+
+    def finish(self) -> tuple[Tensor | None, ...]:
+        """All gradients; the notes are empty again."""
+        uses, self._uses = [self._uses[number] for number in sorted(self._uses)], {}
+        return self._finish(uses)
+
+
+class Deriving(torch.autograd.Function):
+    """A use of a layer whose coefficients are still to be derived; its parameters hang on `token`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operation: Operation,
+        notes: Notes,
+        label: Any,
+        x: Tensor,
+        token: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Torch's own forward."""
+        ctx.operation, ctx.notes, ctx.label, ctx.number = operation, notes, label, notes.expect()
+        ctx.save_for_backward(x, weight)
+        return operation.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The input gradient as torch computes it; the parameters' come from `Join`."""
+        _refuse_double_backward()
+        x, weight = ctx.saved_tensors
+        input_gradient, _, _ = ctx.operation.backward(z, x, weight, (ctx.needs_input_grad[3], False, False))
+        ctx.notes.note(ctx.number, Use(ctx.operation, x, z, weight), ctx.label)
+        return None, None, None, input_gradient, None, None, None
+
+
+class Join(torch.autograd.Function):
+    """The node between the uses of a layer and its parameters."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, notes: Notes, *parameters: Tensor) -> Tensor:
+        """A token without content: it only carries the edges of the graph."""
+        ctx.notes = notes  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        return parameters[0].new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The weighted gradients of all parameters, once every use has been noted down."""
+        return None, *ctx.notes.finish()
