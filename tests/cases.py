@@ -70,7 +70,6 @@ class Attention(nn.Module):
         return output if weights is None else output + weights.sum(-1).sum().mul(0.0)
 
 
-
 class Tied(nn.Module):
     def __init__(self, biases=True):
         super().__init__()
@@ -173,7 +172,7 @@ CASES = {
         lambda: chain(nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 2), nn.ReLU(inplace=True)),
         (M, 2, 5, 5),
     ),
-    "attention": Case(lambda: Attention(), (M, 4, 8)),
+    "attention": Case(Attention, (M, 4, 8)),
     "attention with weights": Case(lambda: Attention(need_weights=True), (M, 4, 8)),
     "attention, sequence first": Case(lambda: Attention(batch_first=False), (4, M, 8), batch_dim=1),
     "attention without bias": Case(lambda: Attention(bias=False), (M, 4, 8)),

@@ -3,18 +3,16 @@
 import copy
 
 import pytest
-import reference
 import torch
-from cases import CASES
-from reference import relative_error
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fngd
+import reference
+from cases import CASES
+from reference import relative_error
 
 ALPHA = 0.05
-# torch itself says so of an even kernel with padding="same", in the plain model that serves as the oracle.
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
 def derived(model, loss, inputs, targets, **kwargs):

@@ -1,13 +1,13 @@
-"""Stage 3: from a Gram matrix to the coefficients of the samples.
+r"""Stage 3: from a Gram matrix to the coefficients of the samples.
 
-The natural gradient of one layer is a weighted sum of per-sample gradients (\\cref{coeffcient}):
+The natural gradient of one layer is a weighted sum of per-sample gradients (\cref{coeffcient}):
 
     (F + λI)⁻¹ g = (1/λM) U c     with     c = 1 − (λI + K/M)⁻¹ K1/M = (I + K/(λM))⁻¹ 1
 
-`damping` is the paper's rule for λ (\\cref{prop}), `coefficients` the solve, `measure` what the statistics report of
+`damping` is the paper's rule for λ (\cref{prop}), `coefficients` the solve, `measure` what the statistics report of
 it, and `History` keeps the running mean c̃ that later steps share.
 
-Differs from the paper: it writes (λI + UᵀU)⁻¹ in the section on damping and (λI + UᵀU/M)⁻¹ in \\cref{coeffcient}; the
+Differs from the paper: it writes (λI + UᵀU)⁻¹ in the section on damping and (λI + UᵀU/M)⁻¹ in \cref{coeffcient}; the
 second is the one that follows from the Fisher matrix F = UUᵀ/M, and is used here.
 """
 
@@ -22,12 +22,13 @@ from torch import Tensor
 
 
 def damping(K: Tensor, alpha: float) -> Tensor:
-    """λ = α‖K‖_F (\\cref{prop})."""
-    return alpha * torch.linalg.matrix_norm(K)
+    r"""λ = α‖K‖_F (\cref{prop})."""
+    norm: Tensor = torch.linalg.matrix_norm(K)
+    return alpha * norm
 
 
 def coefficients(K: Tensor, damping: Tensor, rhs: Tensor) -> Tensor:
-    """c = (I + K/(λM))⁻¹ rhs by a Cholesky factorisation.
+    """C = (I + K/(λM))⁻¹ rhs by a Cholesky factorisation.
 
     Under the paper's damping rule the condition number is at most 1 + 1/(αM), so float32 is enough.
 
@@ -43,7 +44,7 @@ def coefficients(K: Tensor, damping: Tensor, rhs: Tensor) -> Tensor:
     A.diagonal().add_(1.0)
     factor, failed = torch.linalg.cholesky_ex(A)
     c = torch.cholesky_solve(rhs.unsqueeze(1), factor).squeeze(1)
-    return torch.where(failed == 0, c, torch.nan)
+    return torch.where((failed == 0) & K.isfinite().all(), c, torch.nan)
 
 
 class Measures(NamedTuple):

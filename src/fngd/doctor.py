@@ -20,6 +20,8 @@ from fngd.layers.registry import Finding, survey
 from fngd.operations import Operation, Samples
 from fngd.policies import Fresh
 
+STOP = "training will stop here"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -69,9 +71,7 @@ class Diagnosis:
         return "\n".join([*lines, "", summary, *(f"warning: {warning}" for warning in self.warnings)])
 
 
-def doctor(
-    model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclude: Collection[str] = ()
-) -> Diagnosis:
+def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclude: Collection[str] = ()) -> Diagnosis:
     """Say which modules FNGD would precondition, by which route and at what price, and why not the others.
 
     Args:
@@ -104,7 +104,7 @@ def doctor(
     rows = tuple(_row(finding, layers.get(finding.name), bool(example_inputs)) for finding in findings)
     notes = [note for layer in dict.fromkeys(layers.values()) for note in layer.notes]
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
-    return Diagnosis(rows, (*mode, *_ties(findings), *dict.fromkeys(notes)))
+    return Diagnosis(rows, (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(notes)))
 
 
 class Recorder(Layer):
@@ -120,13 +120,15 @@ class Recorder(Layer):
         """
         super().__init__(name, parameters, run)
         self.uses: dict[Part, list[Use]] = {}
+        self.called = False
         self.notes: list[str] = []
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
+        self.called = True
         output = operation.forward(x, weight, bias)
         part = self.part(weight)
-        if part is not None and operation.samples.count:
+        if part is not None and operation.samples.M:
             use = Use(operation, x.detach().to("meta"), output.detach().to("meta"), weight.detach())
             self.uses.setdefault(part, []).append(use)
         if operation.samples.repeats > 1:
@@ -135,13 +137,13 @@ class Recorder(Layer):
 
     def misfit(self, x: Tensor, axis: int) -> Samples:
         """Note down what would be an error in training."""
-        self.notes.append(f"training will stop here: {self.misfit_message(x, axis)}")
+        self.notes.append(f"{STOP}: {self.misfit_message(x, axis)}")
         return Samples(axis, x.shape[axis])
 
     def _folding(self, samples: Samples) -> str:
         order = "one after the other (sample-major)" if samples.sample_major else "in turn (position-major)"
         return (
-            f"{self.name!r} sees {samples.count * samples.repeats} rows for a batch of {samples.count}: read as "
+            f"{self.name!r} sees {samples.M * samples.repeats} rows for a batch of {samples.M}: read as "
             f"{samples.repeats} rows a sample, the samples {order}"
         )
 
@@ -164,9 +166,38 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
     if not layer.trainable:
         return Row(finding.name, kind, parameters, preconditioned=False, reason="frozen")
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
-    reason = "" if shapes else "not called with these inputs" if ran else "no example inputs"
+    reason = "" if shapes else _missing(layer, ran)
     plans = tuple(plan(shape) for shape in shapes)
     return Row(finding.name, kind, parameters, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
+
+
+def _missing(layer: Recorder, ran: bool) -> str:
+    """Why a layer has no shapes."""
+    if layer.called:
+        return "only the bias is trainable"
+    return "not called with these inputs" if ran else "no example inputs"
+
+
+def _batch_dim(model: nn.Module, batch_dim: int) -> list[str]:
+    """A warning if an attention module says that samples come second, and nobody else does."""
+    if batch_dim > 0:
+        return []
+    attentions = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    second = [name for name, module in attentions if not module.batch_first]
+    if not second:
+        return []
+    return [
+        f"{second[0]!r} has batch_first=False: if samples come second in the whole model, pass batch_dim=1, or every "
+        "other layer will take positions for samples"
+    ]
+
+
+def _stops(notes: Sequence[str]) -> list[str]:
+    """The notes without repetition, and no more than two of those that say the same of many layers."""
+    unique = list(dict.fromkeys(notes))
+    errors = [note for note in unique if note.startswith(STOP)]
+    more = [f"{STOP} in {len(errors) - 2} more places"] if len(errors) > 2 else []
+    return [*(note for note in unique if not note.startswith(STOP)), *errors[:2], *more]
 
 
 def _ties(findings: Sequence[Finding]) -> list[str]:

@@ -1,11 +1,11 @@
-"""Stage 2: the exact Gram matrix K = UᵀU of a layer's per-sample gradients, by the cheaper of two routes.
+r"""Stage 2: the exact Gram matrix K = UᵀU of a layer's per-sample gradients, by the cheaper of two routes.
 
 With x (M, G, T, d_in) and z (M, G, T, d_out) in canonical form, u_m = Σ_t z_mtᵀ x_mt and
 
     pairwise       K_mn = Σ_{s,t} (x_ms · x_nt) (z_ms · z_nt)            M²T²(d_in + d_out) multiplications
     materialised   U_m = z_mᵀ x_m, K = U Uᵀ                              MT·d_in·d_out + M²·d_in·d_out
 
-For T = 1 the first is \\cref{trans}: K = ZᵀZ * XᵀX. Both work in blocks, so that no more than a budget of scratch
+For T = 1 the first is \cref{trans}: K = ZᵀZ * XᵀX. Both work in blocks, so that no more than a budget of scratch
 memory is held: pairwise in blocks of samples (rows of K), materialised in blocks of output features (K adds up over
 them) and the inputs of a few samples at a time.
 """
@@ -34,12 +34,12 @@ class Use(NamedTuple):
     weight: Tensor
 
     def inputs(self, chosen: slice = slice(None)) -> Tensor:
-        """x of the chosen samples in canonical form and in the dtype of the Gram matrix."""
+        """X of the chosen samples in canonical form and in the dtype of the Gram matrix."""
         x = self.operation.inputs(self.x, self.weight, chosen)
         return x.to(gram_dtype(x.dtype))
 
     def outputs(self, chosen: slice = slice(None)) -> Tensor:
-        """z of the chosen samples in canonical form and in the dtype of the Gram matrix."""
+        """Z of the chosen samples in canonical form and in the dtype of the Gram matrix."""
         z = self.operation.outputs(self.z, chosen)
         return z.to(gram_dtype(z.dtype))
 
@@ -105,7 +105,7 @@ def gram(uses: Sequence[Use], scale: Tensor, budget: int = BUDGET) -> Tensor:
 def shape_of(uses: Sequence[Use]) -> Shape:
     """The canonical sizes of a weight's uses."""
     operation, _, _, weight = uses[0]
-    M, features = operation.samples.count, len(weight)
+    M, features = operation.samples.M, len(weight)
     T = sum(use.z.numel() for use in uses) // (M * features)
     return Shape(M, operation.groups, T, weight[0].numel(), features // operation.groups)
 

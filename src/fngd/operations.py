@@ -32,14 +32,14 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Samples(NamedTuple):
-    """Where the M samples lie in a tensor: dimension `axis` holds `count` · `repeats` entries.
+    """Where the M samples lie in a tensor: dimension `axis` holds `M` · `repeats` entries.
 
     With repeats > 1 (windows, flattened sequences) the entries of one sample are neighbours if `sample_major`,
-    else they are `count` entries apart.
+    else they are `M` entries apart.
     """
 
     axis: int
-    count: int
+    M: int
     repeats: int = 1
     sample_major: bool = True
 
@@ -55,8 +55,8 @@ class Samples(NamedTuple):
         if self.repeats == 1:
             return t
         if self.sample_major:
-            return t.unflatten(0, (self.count, self.repeats))
-        return t.unflatten(0, (self.repeats, self.count)).transpose(0, 1)
+            return t.reshape(self.M, self.repeats, *t.shape[1:])
+        return t.reshape(self.repeats, self.M, *t.shape[1:]).transpose(0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,17 +138,18 @@ class Convolution(Operation):
         return self._by_sample(patches(x[self._entries(chosen)], weight.shape[2:], self))
 
     def outputs(self, z: Tensor, chosen: slice) -> Tensor:
-        z = z[self._entries(chosen)].flatten(2).unflatten(1, (self.groups, -1))
-        return self._by_sample(z.transpose(2, 3))
+        z = z[self._entries(chosen)]
+        rows = z.reshape(len(z), self.groups, z.shape[1] // self.groups, math.prod(z.shape[2:]))
+        return self._by_sample(rows.transpose(2, 3))
 
     def _entries(self, chosen: slice) -> slice:
-        start, stop, _ = chosen.indices(self.samples.count)
+        start, stop, _ = chosen.indices(self.samples.M)
         return slice(start * self.samples.repeats, stop * self.samples.repeats)
 
     def _by_sample(self, rows: Tensor) -> Tensor:
         """(m · repeats, G, T, d) → (m, G, repeats · T, d): the images of one sample are positions like any other."""
         repeats = self.samples.repeats
-        return rows.unflatten(0, (len(rows) // repeats, repeats)).transpose(1, 2).flatten(2, 3)
+        return rows.reshape(len(rows) // repeats, repeats, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
 def patches(x: Tensor, kernel: torch.Size, convolution: Convolution) -> Tensor:

@@ -83,9 +83,8 @@ class FNGD(torch.optim.SGD):
                 "parameters or groups, if any, after it"
             )
         _check_update(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
-        params = list(model.parameters() if params is None else params)
         super().__init__(
-            params,
+            model.parameters() if params is None else params,
             lr=lr,
             momentum=momentum,
             dampening=dampening,
@@ -109,7 +108,7 @@ class FNGD(torch.optim.SGD):
 
     @property
     def phase(self) -> str:
-        """ "derive" if the next step computes its own coefficients, "share" if it uses c̃."""
+        """Either "derive", if the next step computes its own coefficients, or "share", if it uses c̃."""
         return self.preconditioner.phase
 
     @property
@@ -172,9 +171,10 @@ class FNGD(torch.optim.SGD):
         return {**state, "preconditioner": self.preconditioner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is attached to the copy of the model."""
-        super().__setstate__(state)
-        self.preconditioner.follow(self)
+        """A copy is attached to the copy of the model; torch's `load_state_dict` comes by here too, without one."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "preconditioner" in state:
+            self.preconditioner.follow(self)
 
 
 def _check_update(

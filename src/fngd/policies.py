@@ -69,7 +69,9 @@ class Refreshed(Policy):
     def __post_init__(self) -> None:
         _check_steps("every", self.every)
         if not 0.0 <= self.decay < 1.0:
-            raise ValueError(f"decay={self.decay!r} must be at least 0 and below 1: the part of c̃ that a new batch leaves")
+            raise ValueError(
+                f"decay={self.decay!r} must be at least 0 and below 1: the part of c̃ that a new batch leaves"
+            )
 
     def derives(self, step: int) -> bool:
         return step % self.every == 0

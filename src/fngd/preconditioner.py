@@ -147,7 +147,7 @@ class NaturalGradient:
 
     @property
     def phase(self) -> str:
-        """ "derive" if the next step computes its own coefficients, "share" if it uses c̃."""
+        """Either "derive", if the next step computes its own coefficients, or "share", if it uses c̃."""
         return "derive" if self._run.deriving else "share"
 
     @property
@@ -202,7 +202,8 @@ class NaturalGradient:
         for layer in self.layers:
             device = layer.parameters[0].device
             values = state["layers"][layer.name]
-            layer.history = History(**{k: None if v is None else v.to(device).clone() for k, v in values.items()})
+            moved: dict[str, Any] = {k: None if v is None else v.to(device).clone() for k, v in values.items()}
+            layer.history = History(**moved)
             layer.shared = None
         self._start(state["step"])
 
@@ -222,12 +223,12 @@ class NaturalGradient:
         attach_root(self.model, self._run)
         self.load_state_dict(progress)
 
-    def _after_any_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _after_any_step(self, optimizer: Optimizer, *_: object) -> None:
         first = self.layers[0].parameters[0]
         if any(parameter is first for parameter in _parameters(optimizer)):
-            self._after_step(optimizer, args, kwargs)
+            self._after_step()
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _after_step(self, *_: object) -> None:
         derived = self._run.deriving
         self._run.end()
         self._start(self.step_count + 1)
@@ -260,8 +261,8 @@ class NaturalGradient:
         if bad:
             self._warned = True
             warnings.warn(
-                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first: such a batch takes the plain "
-                "gradient and does not enter the shared coefficients. statistics() counts them; this is said once",
+                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first: such a batch takes the "
+                "plain gradient and does not enter the shared coefficients. Said once; statistics() counts them",
                 stacklevel=2,
             )
 

@@ -1,7 +1,7 @@
-"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
+r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
 
 `weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
-itself would call: O(MD) extra work (`\\cref{tab:time}`). Two autograd functions put it into the graph. Both leave the
+itself would call: O(MD) extra work (`\cref{tab:time}`). Two autograd functions put it into the graph. Both leave the
 forward and the input gradient as torch computes them.
 
 `Weighted` is for known coefficients: each use of a weight is on its own.
@@ -45,7 +45,7 @@ class Scratch(threading.local):
         return view
 
     def product(self, t: Tensor, c: Tensor) -> Tensor:
-        """t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
+        """T · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
         if torch.compiler.is_compiling():
             return (t * c).to(t.dtype)
         return torch.mul(t, c, out=self.like(t))
@@ -115,7 +115,7 @@ class Weighted(torch.autograd.Function):
         return operation.forward(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
         """The input gradient as torch computes it, the parameters' weighted by c."""
         _refuse_double_backward()
         x, weight, c = ctx.saved_tensors
@@ -141,7 +141,7 @@ class Notes:
         self._expected += 1
         return self._expected - 1
 
-    def note(self, number: int, use: Use, label: Any) -> None:  # noqa: ANN401
+    def note(self, number: int, use: Use, label: Any) -> None:
         """Keep a use; a second backward through the same graph replaces it."""
         self._uses[number] = (use, label)
 
@@ -161,7 +161,7 @@ class Deriving(torch.autograd.Function):
         notes: Notes,
         label: Any,
         x: Tensor,
-        token: Tensor,
+        token: Tensor,  # noqa: ARG004
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
@@ -171,7 +171,7 @@ class Deriving(torch.autograd.Function):
         return operation.forward(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
         """The input gradient as torch computes it; the parameters' come from `Join`."""
         _refuse_double_backward()
         x, weight = ctx.saved_tensors
@@ -191,6 +191,6 @@ class Join(torch.autograd.Function):
         return parameters[0].new_empty(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """The weighted gradients of all parameters, once every use has been noted down."""
         return None, *ctx.notes.finish()

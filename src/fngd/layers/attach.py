@@ -80,7 +80,7 @@ def layer_of(module: nn.Module) -> Layer | None:
 
 def _attachment(module: nn.Module) -> Attachment:
     if _KEY not in module.__dict__:
-        module.__class__ = _attached(type(module))
+        module.__class__ = _attached(cast(Any, type(module)))
         module.__dict__[_KEY] = Attachment()
     return cast(Attachment, module.__dict__[_KEY])
 
@@ -96,7 +96,7 @@ def _restore(module: nn.Module) -> None:
 def _attached(base: type[nn.Module]) -> type[nn.Module]:
     """The subclass of `base` that attached modules are of."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment: Attachment | None = self.__dict__.get(_KEY)
         if attachment is not None and torch.is_grad_enabled():
             for run in attachment.roots:
@@ -105,10 +105,10 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
                 return attachment.rule(self, attachment.layer, *args, **kwargs)
         return base.forward(self, *args, **kwargs)
 
-    def reduce(self: nn.Module, protocol: Any) -> Any:  # noqa: ANN401
+    def reduce(self: nn.Module, protocol: Any) -> Any:
         plain = base.__new__(base)
         plain.__dict__ = {key: value for key, value in self.__dict__.items() if key != _KEY}
-        function, args, *rest = plain.__reduce_ex__(protocol)
+        function, args, *rest = cast(tuple[Any, ...], plain.__reduce_ex__(protocol))
         if function is copyreg.__newobj__:  # type: ignore[attr-defined]
             # pickle insists that __newobj__ makes an object of self's own class; this makes the same one.
             function, args = copyreg._reconstructor, (base, object, None)  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fngd.coefficients import History, coefficients, damping, measure
@@ -84,7 +83,7 @@ class Run:
         self.batch, self.notes = None, {}
 
 
-def _first_tensor(values: Any) -> Tensor | None:  # noqa: ANN401
+def _first_tensor(values: Any) -> Tensor | None:
     if isinstance(values, Tensor):
         return values
     if isinstance(values, dict):
@@ -95,7 +94,7 @@ def _first_tensor(values: Any) -> Tensor | None:  # noqa: ANN401
 
 
 class Part(NamedTuple):
-    """A strided piece of a parameter: the whole of it, some of its rows, its transpose, …"""
+    """A strided piece of a parameter: the whole of it, some of its rows, its transpose."""
 
     parameter: int
     shape: tuple[int, ...]
@@ -196,12 +195,12 @@ class Layer:
         """The operation, in a graph that returns weighted gradients."""
         if self.run.deriving:
             return self._derive(operation, x, weight, bias)
-        c = self._coefficients(operation.samples.count, x)
+        c = self._coefficients(operation.samples.M, x)
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
         if c is None:
             return operation.forward(x, weight, bias)
-        output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)
+        output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 
     def finish(self, uses: Sequence[tuple[Use, Label]]) -> tuple[Tensor | None, ...]:
@@ -209,13 +208,13 @@ class Layer:
         if not uses:
             return tuple(None for parameter in self.parameters)
         with torch.autocast(uses[0][0].z.device.type, enabled=False):
-            c = self.derive(uses) if uses[0][0].operation.samples.count else torch.ones(1)
+            c = self.derive(uses) if uses[0][0].operation.samples.M else torch.ones(1)
             return self._gradients(uses, c)
 
     def derive(self, uses: Sequence[tuple[Use, Label]]) -> Tensor:
         """The coefficients of this batch, which also enter the history: K → λ → c → c̃."""
         settings = self.run.settings
-        samples = uses[0][0].operation.samples.count
+        samples = uses[0][0].operation.samples.M
         scale = _scale([use.z for use, _ in uses])
         K = self._gram(uses, scale)
         # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
@@ -242,19 +241,20 @@ class Layer:
         label = Label(self.part(weight), None if bias is None else self.part(bias))
         if self not in self.run.notes:
             notes = Notes(self.finish)
-            self.run.notes[self] = (Join.apply(notes, *self.parameters), notes)
+            token: Tensor = Join.apply(notes, *self.parameters)  # type: ignore[no-untyped-call]
+            self.run.notes[self] = (token, notes)
         token, notes = self.run.notes[self]
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
-        output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)
+        output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
 
     def part(self, t: Tensor) -> Part | None:
         """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
         for index, parameter in enumerate(self.parameters):
             if t is parameter or t._base is parameter:
-                piece = Part(index, tuple(t.shape), t.stride(), t.storage_offset() - parameter.storage_offset())
+                piece = Part(index, tuple(t.shape), t.stride(), int(t.storage_offset() - parameter.storage_offset()))
                 return piece if parameter.requires_grad else None
         raise RuntimeError(
             f"fngd: layer {self.name!r} was given a tensor of shape {tuple(t.shape)} that is neither one of its "

@@ -19,7 +19,8 @@ def linear(module: nn.Linear, layer: Layer, x: Tensor) -> Tensor:
 def transposed_linear(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
     """x: (M, *, d_in); the weight is (d_in, d_out)."""
     weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+    assert isinstance(weight, Tensor)
+    assert isinstance(bias, Tensor)
     return layer.linear(x, weight.t(), bias)
 
 

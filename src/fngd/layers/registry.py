@@ -108,7 +108,7 @@ def survey(model: nn.Module, exclude: Collection[str] = ()) -> list[Finding]:
 def _find(name: str, module: nn.Module, exclude: Collection[str]) -> Finding:
     if any(name == outer or name.startswith(f"{outer}.") for outer in exclude):
         return Finding(name, module, None, (), "excluded")
-    kind, reason = _kind_of(type(module))
+    kind, reason = _kind_of(getattr(type(module), "_fngd_base", type(module)))
     if kind is None:
         return Finding(name, module, None, (), reason)
     held = dict(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -117,7 +117,7 @@ def _find(name: str, module: nn.Module, exclude: Collection[str]) -> Finding:
         return Finding(name, module, None, (), f"{computed[0]} is computed (parametrized), not a parameter")
     parameters = tuple(held[key] for key in kind.parameters if key in held)
     if not all(parameter.is_floating_point() for parameter in parameters):
-        return Finding(name, module, None, (), f"{parameters[0].dtype} parameters: only real floating point ones can be")
+        return Finding(name, module, None, (), f"{parameters[0].dtype} is not real floating point")
     return Finding(name, module, kind, parameters, "")
 
 
@@ -127,7 +127,7 @@ def _kind_of(cls: type[nn.Module]) -> tuple[Kind | None, str]:
         kind = _kinds.get(base) or _kinds.get(f"{base.__module__}.{base.__qualname__}")
         if kind is None:
             continue
-        if cls.forward is base.forward:
+        if cls.forward is getattr(base, "forward", None):
             return kind, ""
         return None, f"{cls.__name__} overrides the forward of {base.__name__}: add a rule with fngd.register_layer"
     return None, f"no rule for {cls.__name__}"

@@ -1,0 +1,116 @@
+"""Peak memory of a method, measured in a process of its own.
+
+The number is the peak of resident memory minus what the process held right before the model was built, so torch and
+Python are not in it, and weights, gradients, momentum and activations are. A method that shares starts from
+coefficients derived elsewhere, as after loading a checkpoint: otherwise the peak would be that of deriving.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+from fngd_bench import race
+from fngd_bench.errors import InputError
+from fngd_bench.methods import METHODS
+from fngd_bench.record import StepSettings
+
+STEPS = 3
+"""Enough for momentum to exist and the allocator to settle."""
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which method to run, and the coefficients that a sharing one starts from, as bytes that cross processes."""
+
+    wanted: StepSettings
+    method: str
+    coefficients: bytes
+
+
+def request(wanted: StepSettings, runner: race.Racer) -> Request:
+    """What a fresh process needs to repeat a racer's steps.
+
+    Args:
+        wanted: Resolved settings.
+        runner: A racer that has warmed up.
+
+    Returns:
+        The request.
+    """
+    buffer = BytesIO()
+    torch.save(runner.coefficients(), buffer)
+    return Request(wanted, runner.method.name, buffer.getvalue())
+
+
+def peak_bytes(asked: Request) -> int:
+    """Run a few steps in a fresh process.
+
+    Args:
+        asked: The request.
+
+    Returns:
+        Peak resident bytes above those before the model was built.
+
+    Raises:
+        InputError: If the process was killed, which is what happens when memory runs out.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        try:
+            return pool.submit(run_here, asked).result()
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"the process that ran {asked.method} with batch={asked.wanted.batch} was killed: most likely memory "
+                "ran out; pass a smaller --batch"
+            ) from error
+
+
+def run_here(asked: Request) -> int:
+    """Run a few steps in this process and return the growth of its peak; meant for a process that did nothing else.
+
+    Args:
+        asked: The request.
+
+    Returns:
+        Peak resident bytes above those before the model was built.
+    """
+    coefficients = torch.load(BytesIO(asked.coefficients), weights_only=True)
+    with torch.random.fork_rng():
+        before = resident_bytes()
+        begin = race.start(asked.wanted)
+        runner = race.Racer(METHODS[asked.method], begin.model, begin.batch)
+        runner.take(coefficients)
+        runner.check_phase()
+        for _ in range(STEPS):
+            runner.step()
+        return peak_resident_bytes() - before
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now; its peak so far where the system does not say."""
+    return _status("VmRSS") if _STATUS.exists() else peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most memory of this process that was in RAM at any time."""
+    if _STATUS.exists():
+        return _status("VmHWM")
+    import resource  # not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _status(field: str) -> int:
+    """A field of Linux's process status, which counts in KiB."""
+    lines = _STATUS.read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))

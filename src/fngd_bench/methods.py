@@ -1,0 +1,91 @@
+"""The table of methods whose step is priced, each with the state it is in while the clock runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import fngd
+from fngd_bench.errors import InputError
+from fngd_bench.record import REFERENCE
+
+DERIVE_STEPS = 2
+"""Untimed deriving steps of the methods that share while the clock runs."""
+REFRESH = 10
+_LR, _MOMENTUM = 1e-3, 0.9  # small: random targets are learnt slowly enough that gradients stay ordinary numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to train, priced."""
+
+    name: str
+    make: Callable[[nn.Module], Optimizer]
+    shares: bool = False
+    """Whether the clock runs in the share phase only; deriving is over by then."""
+    period: int = 1
+    """Steps after which its costs repeat."""
+
+
+def _sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM, fused=True)
+
+
+def _fngd(policy: fngd.Policy) -> Callable[[nn.Module], Optimizer]:
+    return lambda model: fngd.FNGD(model, lr=_LR, momentum=_MOMENTUM, policy=policy)
+
+
+_ROWS = (
+    Method(name=REFERENCE, make=_sgd),
+    Method(name="fngd-share", make=_fngd(fngd.Shared(DERIVE_STEPS)), shares=True),
+    Method(name="fngd-constant", make=_fngd(fngd.Constant(DERIVE_STEPS)), shares=True),
+    Method(name="fngd-derive", make=_fngd(fngd.Fresh())),
+    Method(name="fngd-refreshed", make=_fngd(fngd.Refreshed(REFRESH, 0.9)), period=REFRESH),
+)
+METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
+
+
+def parse(names: str) -> tuple[str, ...]:
+    """Methods from a comma-separated list; the reference comes first if it is not named.
+
+    Args:
+        names: Such as "sgd,fngd-share".
+
+    Returns:
+        Their names, in order.
+
+    Raises:
+        InputError: If one is unknown, named twice, or none is named.
+    """
+    words = tuple(word.strip() for word in names.split(",") if word.strip())
+    unknown = [word for word in words if word not in METHODS]
+    if unknown or not words:
+        wrong = f"{unknown[0]!r} is not known" if unknown else "no method is named"
+        raise InputError(f"methods={names!r}: {wrong}; choose from {', '.join(METHODS)}")
+    if len(set(words)) < len(words):
+        raise InputError(f"methods={names!r} names one method twice: name each once")
+    return words if REFERENCE in words else (REFERENCE, *words)
+
+
+def check_steps(steps: int, names: tuple[str, ...]) -> None:
+    """Refuse a number of steps that leaves a method's periodic costs half counted.
+
+    Args:
+        steps: Timed steps.
+        names: Methods.
+
+    Raises:
+        InputError: If it is below 1 or no multiple of a method's period.
+    """
+    if steps < 1:
+        raise InputError(f"steps={steps} must be at least 1; 60 give an interval worth reading")
+    for method in (METHODS[name] for name in names):
+        if steps % method.period:
+            raise InputError(
+                f"steps={steps} must be a multiple of {method.period} for {method.name}, whose costs come back every "
+                f"{method.period} steps: pass --steps {steps + -steps % method.period}"
+            )

@@ -1,0 +1,41 @@
+"""VGG-11 with BatchNorm for 32×32 images (Simonyan and Zisserman, 2015, configuration A).
+
+Eight 3×3 convolutions with bias, BatchNorm and ReLU after each, five max-pools down to one pixel, and one linear layer
+from its 512 channels to the classes in place of the three wide ones meant for 224×224 images.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fngd_bench.models.initialise import initialise
+
+_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+"""Channels of the convolutions between two pools."""
+
+
+class VGG(nn.Sequential):
+    """Stages of convolutions, each ended by a 2×2 max-pool, then a linear head."""
+
+    def __init__(self, stages: tuple[tuple[int, ...], ...], classes: int) -> None:
+        """Build it with fresh weights.
+
+        Args:
+            stages: Channels of the convolutions between two pools.
+            classes: Classes to tell apart.
+        """
+        layers: list[nn.Module] = []
+        d_in = 3
+        for widths in stages:
+            for width in widths:
+                layers += [nn.Conv2d(d_in, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+                d_in = width
+            layers.append(nn.MaxPool2d(2))
+        # At 32×32 one pixel is left and the mean is the identity; it lets larger images through.
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d_in, classes))
+        initialise(self)
+
+
+def vgg11(classes: int) -> VGG:
+    """VGG-11 with BatchNorm."""
+    return VGG(_STAGES, classes)

@@ -1,0 +1,141 @@
+"""`fngd bench table`: records → the Markdown table of prices, and its place in the README. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fngd_bench.errors import InputError
+from fngd_bench.prices import Price, disturbance, import_price, prices
+from fngd_bench.ratios import Ratio
+from fngd_bench.record import ImportRecord, Provenance, Record, StepRecord
+
+BEGIN = "<!-- price table: made by `fngd bench table` -->"
+END = "<!-- end of price table -->"
+IMPORT_GOAL = 1.05
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of ratios: whose, of what, and the goal, if there is one."""
+
+    title: str
+    method: str
+    quantity: str
+    """Field of `Price`: "time" or "memory"."""
+    goal: float | None = None
+
+    def header(self) -> str:
+        """The title with the goal."""
+        return self.title if self.goal is None else f"{self.title}, goal ≤ {self.goal:g}"
+
+    def cell(self, row: dict[str, Price]) -> str:
+        """The ratio of one record, a dash where it was not measured.
+
+        Args:
+            row: Prices by method.
+
+        Returns:
+            The text.
+        """
+        if self.method not in row:
+            return "–"
+        ratio: Ratio = getattr(row[self.method], self.quantity)
+        return _judged(ratio, self.goal)
+
+
+COLUMNS = (
+    Column("sharing step", "fngd-share", "time", 1.02),
+    Column("constant", "fngd-constant", "time", 1.005),
+    Column("deriving step", "fngd-derive", "time"),
+    Column("peak memory, sharing", "fngd-share", "memory", 1.03),
+    Column("peak memory, deriving", "fngd-derive", "memory"),
+)
+
+
+def table(records: Sequence[Record]) -> str:
+    """The prices of all records: a Markdown table and what one must know to read it.
+
+    Args:
+        records: Step records, a row each, in order; import records, a sentence each.
+
+    Returns:
+        Markdown, without a line break at its end.
+
+    Raises:
+        InputError: If there is no step record among them.
+    """
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    imports = [record for record in records if isinstance(record, ImportRecord)]
+    if not steps:
+        raise InputError("none of the files is a record of `fngd bench step`: name at least one")
+    header = ["model", "batch", "steps", *(column.header() for column in COLUMNS)]
+    rule = ["---", *(["---:"] * (len(header) - 1))]
+    lines = [_line(cells) for cells in (header, rule, *(_row(record) for record in steps))]
+    disturbed = [sentence for record in steps if (sentence := disturbance(record)) is not None]
+    words = [_caption(steps), *disturbed, *(_import_sentence(record) for record in imports), *_sources(records)]
+    return "\n".join([*lines, "", *words])
+
+
+def insert(document: str, text: str) -> str:
+    """Put the table between its marker lines.
+
+    Args:
+        document: A Markdown document that holds both markers once.
+        text: The table.
+
+    Returns:
+        The document with whatever was between the markers replaced.
+
+    Raises:
+        InputError: If a marker is missing, doubled, or they are in the wrong order.
+    """
+    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(END) < document.index(BEGIN):
+        raise InputError(f"the document must hold the line {BEGIN!r} once and the line {END!r} once below it: add them")
+    before, _, rest = document.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def _row(record: StepRecord) -> list[str]:
+    row = {price.method: price for price in prices(record)}
+    wanted = record.settings
+    return [wanted.model, str(wanted.batch), str(wanted.steps), *(column.cell(row) for column in COLUMNS)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _judged(ratio: Ratio, goal: float | None) -> str:
+    missed = goal is not None and ratio.median > goal
+    return f"{ratio.text()}{' missed' if missed else ''}"
+
+
+def _caption(steps: Sequence[StepRecord]) -> str:
+    runs = sorted({record.settings.memory_runs for record in steps})
+    return (
+        "Ratios to fused SGD with momentum, which ran interleaved in the same process: median of the paired ratios "
+        "[95 % interval of the median]. Peak memory: what the process held at most, less what it held before the model "
+        f"was built; median [range] of {' or '.join(map(str, runs))} processes each."
+    )
+
+
+def _import_sentence(record: ImportRecord) -> str:
+    ratio = import_price(record)
+    price = _judged(ratio, IMPORT_GOAL)
+    return f"`import fngd` takes {price} × the time of `import torch`, goal ≤ {IMPORT_GOAL:g}, {ratio.n} pairs."
+
+
+def _sources(records: Sequence[Record]) -> list[str]:
+    """A sentence for each different place that records come from."""
+    return list(dict.fromkeys(_source(record.provenance) for record in records))
+
+
+def _source(origin: Provenance) -> str:
+    commit = "no commit" if origin.commit is None else f"commit {origin.commit[:12]}"
+    state = " with changes" if origin.dirty else ""
+    return (
+        f"Measured {origin.date[:10]} on {origin.cpu}, {origin.cores} cores, {origin.threads} threads; torch "
+        f"{origin.torch}, Python {origin.python}, fngd {origin.fngd}, {commit}{state}."
+    )

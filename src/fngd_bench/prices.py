@@ -1,0 +1,79 @@
+"""From raw numbers to prices: medians, ratios to the reference and their intervals. Pure, and without torch."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from fngd_bench.ratios import Ratio, paired_ratio
+from fngd_bench.record import REFERENCE, ImportRecord, Measured, StepRecord
+
+QUIET = 0.1
+"""Cores that other processes may keep busy before a record is called disturbed."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one method's step costs."""
+
+    method: str
+    median_ms: float
+    mean_ms: float
+    """Beside the median, since the median hides what comes back every few steps."""
+    time: Ratio
+    peak_mib: float
+    memory: Ratio
+
+
+def prices(record: StepRecord) -> tuple[Price, ...]:
+    """The price of every method of a record, in its order.
+
+    Args:
+        record: The record.
+
+    Returns:
+        The prices.
+    """
+    reference = record.of(REFERENCE)
+    assert reference is not None
+    return tuple(_price(row, reference) for row in record.measured)
+
+
+def _price(row: Measured, reference: Measured) -> Price:
+    return Price(
+        method=row.method,
+        median_ms=1e3 * statistics.median(row.seconds),
+        mean_ms=1e3 * statistics.fmean(row.seconds),
+        time=paired_ratio(row.seconds, reference.seconds, row.period),
+        peak_mib=statistics.median(row.peak_bytes) / 2**20,
+        memory=paired_ratio(row.peak_bytes, reference.peak_bytes),
+    )
+
+
+def disturbance(record: StepRecord) -> str | None:
+    """What to say of a record that was measured on a busy machine.
+
+    Args:
+        record: The record.
+
+    Returns:
+        A sentence; None for a quiet machine.
+    """
+    if record.other_cores is None or record.other_cores <= QUIET:
+        return None
+    return (
+        f"{record.settings.model} was timed while other processes kept {record.other_cores:.1f} cores busy: do not "
+        "rely on its times, measure again on a quiet machine."
+    )
+
+
+def import_price(record: ImportRecord) -> Ratio:
+    """`import fngd` in units of `import torch`.
+
+    Args:
+        record: The record.
+
+    Returns:
+        The ratio.
+    """
+    return paired_ratio(record.fngd_seconds, record.torch_seconds)

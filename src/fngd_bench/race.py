@@ -1,0 +1,145 @@
+"""Methods side by side: each with its own copy of a model, all on one batch, one step each in every round.
+
+The order inside a round is drawn anew each time: a fixed one would give each method its own neighbours in cache and
+heap, worth a percent or two. Warm-up rounds are not timed; in them the sharing methods derive their coefficients.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+import fngd
+from fngd_bench import clock, models
+from fngd_bench.batches import Batch, loss, synthetic
+from fngd_bench.methods import Method
+from fngd_bench.models import Images
+from fngd_bench.record import StepSettings
+
+Advance = Callable[[str], None]
+"""Told what was done, each time a piece of work is done."""
+
+
+class Start(NamedTuple):
+    """What all methods start from."""
+
+    model: nn.Module
+    batch: Batch
+
+
+def start(wanted: StepSettings) -> Start:
+    """The model and the batch that the settings name; seeds torch's generator, so call it where that is restored.
+
+    Args:
+        wanted: Resolved settings.
+
+    Returns:
+        The same weights and samples for the same settings.
+    """
+    torch.manual_seed(wanted.seed)
+    inputs = models.entry(wanted.model).inputs
+    if isinstance(inputs, Images) and wanted.image_size is not None:
+        inputs = replace(inputs, size=wanted.image_size)
+    batch = synthetic(inputs, wanted.batch, wanted.classes, wanted.seed)
+    return Start(models.build(wanted.model, wanted.classes), batch)
+
+
+class Racer:
+    """One method with its own model and optimizer."""
+
+    def __init__(self, method: Method, model: nn.Module, batch: Batch) -> None:
+        """Make the optimizer.
+
+        Args:
+            method: The method.
+            model: Its own model.
+            batch: The batch that every step eats.
+        """
+        self.method = method
+        self.model = model
+        self.batch = batch
+        self.optimizer = method.make(model)
+
+    def step(self) -> None:
+        """One whole training step."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss(self.model(*self.batch.inputs), self.batch.targets))
+        self.optimizer.step()
+
+    def coefficients(self) -> dict[str, Any] | None:
+        """The derived coefficients of a method that shares, as a checkpoint holds them; None for other methods."""
+        return self.optimizer.state_dict()["natural_gradient"] if self.method.shares else None
+
+    def take(self, coefficients: dict[str, Any] | None) -> None:
+        """Start from coefficients derived elsewhere.
+
+        Args:
+            coefficients: What `coefficients` returned; None leaves all as it is.
+        """
+        if coefficients is not None:
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "natural_gradient": coefficients})
+
+    def check_phase(self) -> None:
+        """Refuse to time a method that still derives when it is to share.
+
+        Raises:
+            RuntimeError: If it does.
+        """
+        if self.method.shares and isinstance(self.optimizer, fngd.FNGD) and self.optimizer.phase != "share":
+            raise RuntimeError(
+                f"{self.method.name} still derives: more warm-up rounds are needed before the clock runs"
+            )
+
+
+def racers(methods: Sequence[Method], begin: Start) -> list[Racer]:
+    """A racer for each method, all from the same weights.
+
+    Args:
+        methods: The methods.
+        begin: Model and batch; the model itself is left alone.
+
+    Returns:
+        The racers, in the methods' order.
+    """
+    return [Racer(method, copy.deepcopy(begin.model), begin.batch) for method in methods]
+
+
+def interleave(runners: Sequence[Racer], wanted: StepSettings, advance: Advance) -> list[list[float]]:
+    """Run the warm-up and the timed rounds.
+
+    Args:
+        runners: The racers.
+        wanted: Resolved settings.
+        advance: Told of each round when it is done.
+
+    Returns:
+        Seconds of each step: a list for each racer.
+    """
+    order = np.random.default_rng(wanted.seed)
+    for number in range(wanted.warmup):
+        _round(runners, order)
+        advance(f"warm-up {number + 1}/{wanted.warmup}")
+    for runner in runners:
+        runner.check_phase()
+    times: list[list[float]] = [[] for _ in runners]
+    for number in range(wanted.steps):
+        for column, elapsed in enumerate(_round(runners, order)):
+            times[column].append(elapsed)
+        advance(f"round {number + 1}/{wanted.steps}")
+    return times
+
+
+def _round(runners: Sequence[Racer], order: np.random.Generator) -> list[float]:
+    """One step of each racer, in an order of its own; seconds in the racers' order."""
+    elapsed = [0.0] * len(runners)
+    for column in order.permutation(len(runners)).tolist():
+        elapsed[column] = clock.seconds(runners[column].step)
+    gc.collect()
+    return elapsed

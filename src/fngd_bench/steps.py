@@ -1,0 +1,127 @@
+"""`fngd bench step`: what a training step of each method costs, in time and memory, as multiples of fused SGD's.
+
+Times come from one process that interleaves the methods (`race`), memory from a process for each (`memory`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fngd_bench import memory, models, neighbours, race
+from fngd_bench.errors import InputError
+from fngd_bench.methods import DERIVE_STEPS, METHODS, check_steps
+from fngd_bench.models import Images
+from fngd_bench.provenance import provenance
+from fngd_bench.record import Measured, StepRecord, StepSettings
+
+WARMUP = DERIVE_STEPS + 3
+"""Untimed rounds: deriving, then a few in the phase that is timed."""
+MEMORY_RUNS = 3
+"""Fresh processes for each method's peak memory."""
+
+
+def resolve(
+    model: str,
+    methods: tuple[str, ...],
+    *,
+    steps: int,
+    batch: int | None = None,
+    image_size: int | None = None,
+    seed: int = 0,
+) -> StepSettings:
+    """Check what is asked for and fill in the model's defaults.
+
+    Args:
+        model: Name of the model.
+        methods: Names of the methods, the reference among them.
+        steps: Timed steps of each method.
+        batch: Samples, M.
+        image_size: Side of the images, for models of images.
+        seed: Of weights, batch and order.
+
+    Returns:
+        The resolved settings.
+
+    Raises:
+        InputError: If one is out of range.
+    """
+    entry = models.entry(model)
+    check_steps(steps, methods)
+    batch = entry.batch if batch is None else batch
+    if batch < 2:
+        raise InputError(f"batch={batch} must be at least 2: BatchNorm and coefficients need samples to compare")
+    if seed < 0:
+        raise InputError(f"seed={seed} must be 0 or above")
+    return StepSettings(
+        model=model,
+        classes=entry.classes,
+        batch=batch,
+        image_size=_image_size(entry, image_size),
+        methods=methods,
+        steps=steps,
+        warmup=WARMUP,
+        memory_runs=MEMORY_RUNS,
+        seed=seed,
+    )
+
+
+def _image_size(entry: models.ModelEntry, size: int | None) -> int | None:
+    if not isinstance(entry.inputs, Images):
+        if size is not None:
+            raise InputError(f"image-size={size} makes no sense for {entry.name}, which reads words: leave it out")
+        return None
+    size = entry.inputs.size if size is None else size
+    if size < entry.inputs.smallest:
+        raise InputError(f"image-size={size} must be at least {entry.inputs.smallest} for {entry.name}")
+    return size
+
+
+def pieces(wanted: StepSettings) -> int:
+    """How often `measure` will report progress.
+
+    Args:
+        wanted: Resolved settings.
+
+    Returns:
+        Rounds and memory runs.
+    """
+    return wanted.warmup + wanted.steps + wanted.memory_runs * len(wanted.methods)
+
+
+def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
+    """Time the methods, then measure their memory.
+
+    Args:
+        wanted: Resolved settings.
+        advance: Told of each round and memory run when it is done.
+
+    Returns:
+        The record.
+    """
+    with torch.random.fork_rng():
+        runners = race.racers([METHODS[name] for name in wanted.methods], race.start(wanted))
+        parameters = sum(parameter.numel() for parameter in runners[0].model.parameters())
+        before = neighbours.reading()
+        times = race.interleave(runners, wanted, advance)
+        others = neighbours.other_cores(before, neighbours.reading())
+    requests = [memory.request(wanted, runner) for runner in runners]
+    del runners  # the memory runs may need the room
+    peaks = _peaks(requests, wanted.memory_runs, advance)
+    rows = zip(wanted.methods, times, peaks, strict=True)
+    measured = tuple(
+        Measured(method=name, period=METHODS[name].period, seconds=tuple(seconds), peak_bytes=tuple(peak))
+        for name, seconds, peak in rows
+    )
+    return StepRecord(
+        settings=wanted, parameters=parameters, measured=measured, other_cores=others, provenance=provenance()
+    )
+
+
+def _peaks(requests: list[memory.Request], runs: int, advance: race.Advance) -> list[list[int]]:
+    """Peak bytes of each run, a list for each request; the runs of the methods take turns."""
+    peaks: list[list[int]] = [[] for _ in requests]
+    for run in range(runs):
+        for column, request in enumerate(requests):
+            peaks[column].append(memory.peak_bytes(request))
+            advance(f"peak memory of {request.method}, {run + 1}/{runs}")
+    return peaks

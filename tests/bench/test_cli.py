@@ -1,0 +1,135 @@
+"""The command line: help with an example everywhere, and one line for whatever is wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fngd_bench import cli, console, memory, steps
+from fngd_bench.methods import METHODS
+from fngd_bench.models import MODELS
+from fngd_bench.price_table import BEGIN, END
+from fngd_bench.record import read, write
+
+COMMANDS = [("demo",), ("doctor",), ("bench", "step"), ("bench", "import"), ("bench", "table")]
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(word) for word in words])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: fngd {' '.join(command)}" in result.output
+
+
+def test_help_names_every_model_and_method():
+    assert all(name in cli.MODELS for name in MODELS)
+    assert tuple(cli.METHODS.split(", ")) == tuple(METHODS)
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, fngd_bench.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing",), "nothing"),
+        (("demo", "--epochs", "1"), "at least 2"),
+        (("demo", "--epochs", "many"), "--epochs"),
+        (("demo", "--seed", "-1"), "seed=-1"),
+        (("doctor",), "model"),
+        (("doctor", "resnet33"), "resnet32"),
+        (("bench", "step"), "--model"),
+        (("bench", "step", "--model", "resnet33"), "resnet32"),
+        (("bench", "step", "--model", "resnet32", "--methods", "adam"), "fngd-share"),
+        (("bench", "step", "--model", "resnet32", "--steps", "0"), "steps=0"),
+        (("bench", "step", "--model", "resnet32", "--batch", "1"), "batch=1"),
+        (("bench", "step", "--model", "resnet32", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
+        (("bench", "step", "--model", "resnet32", "--speed"), "--speed"),
+        (("bench", "import", "--pairs", "0"), "pairs=0"),
+        (("bench", "table"), "FILE"),
+        (("bench", "table", "/nowhere.json"), "/nowhere.json"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(capsys, words, said):
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("fngd: ")
+    assert said in err
+
+
+def test_stopping_is_not_a_traceback(capsys, monkeypatch):
+    def stop(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "resolve", stop)
+    assert run(capsys, "doctor", "resnet32") == (130, "", "fngd: stopped\n")
+
+
+def test_a_step_is_priced_and_recorded(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "peak_bytes", lambda _request: 2**20)  # its process is tested in test_steps.py
+    path = tmp_path / "record.json"
+    words = ("--model", "small-cnn", "--methods", "sgd", "--steps", 2, "--batch", 4, "--json", path)
+    code, out, err = run(capsys, "bench", "step", *words)
+    assert code == 0
+    assert "56,554 parameters" in out
+    assert "1.000 [1.000, 1.000] (n = 2)" in out
+    assert "peak memory of sgd" in err
+    assert read(path).settings.steps == 2
+
+
+def test_the_table_is_printed_or_put_into_the_readme(capsys, tmp_path, make_record):
+    record, readme = tmp_path / "record.json", tmp_path / "README.md"
+    write(make_record(fngd_share=1.01), record)
+    code, printed, _ = run(capsys, "bench", "table", record)
+    assert code == 0
+    readme.write_text(f"# Title\n{BEGIN}\n{END}\n")
+    assert run(capsys, "bench", "table", record, "--readme", readme)[0] == 0
+    assert readme.read_text() == f"# Title\n{BEGIN}\n{printed}{END}\n"
+
+
+def test_a_readme_without_markers_is_refused_and_left_alone(capsys, tmp_path, make_record):
+    record, readme = tmp_path / "record.json", tmp_path / "README.md"
+    write(make_record(), record)
+    readme.write_text("# Title\n")
+    code, _, err = run(capsys, "bench", "table", record, "--readme", readme)
+    assert code == 2
+    assert "price table" in err
+    assert readme.read_text() == "# Title\n"
+
+
+def test_the_doctor_prints_what_the_library_says(capsys, monkeypatch):
+    import fngd
+
+    monkeypatch.setattr(fngd, "doctor", lambda model, *inputs: f"{type(model).__name__} {inputs[0].shape[0]}")
+    assert run(capsys, "doctor", "small-cnn", "--batch", 3) == (0, "Sequential 3\n", "")
+
+
+def test_the_command_runs_as_a_module():
+    command = [sys.executable, "-m", "fngd_bench.cli", "bench", "table", "/nowhere.json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(("terminal", "said"), [("1", "third"), ("", "1/3 first\n3/3 third\n")])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch, terminal, said):
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    with console.progress(3) as advance:
+        for name in ("first", "second", "third"):
+            advance(name)
+    err = capsys.readouterr().err
+    assert said in err
+    assert ("\x1b" in err) == bool(terminal)

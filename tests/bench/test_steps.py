@@ -1,0 +1,149 @@
+"""`bench step` and `bench import` measure what they say, on a model small enough for a test."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fngd_bench import imports, memory, race, steps
+from fngd_bench.errors import InputError
+from fngd_bench.methods import METHODS, parse
+from fngd_bench.record import read, write
+
+
+def small(methods="sgd,fngd-share", count=2, **options):
+    wanted = steps.resolve("small-cnn", parse(methods), steps=count, batch=4, **options)
+    return replace(wanted, memory_runs=1)
+
+
+def quiet(_name):
+    pass
+
+
+def test_methods_keep_their_order_and_sgd_is_always_there():
+    assert parse("fngd-share,sgd") == ("fngd-share", "sgd")
+    assert parse(" fngd-derive , fngd-share") == ("sgd", "fngd-derive", "fngd-share")
+
+
+@pytest.mark.parametrize("names", ["", ",", "adam", "sgd,sgd"])
+def test_bad_lists_of_methods_are_refused(names):
+    with pytest.raises(InputError, match="methods="):
+        parse(names)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"steps": 15}, "--steps 20"),
+        ({"steps": 10, "batch": 1}, "batch=1"),
+        ({"steps": 10, "seed": -1}, "seed=-1"),
+        ({"steps": 10, "image_size": 16}, "at least 32"),
+        ({"steps": 10, "model": "transformer", "image_size": 16}, "words"),
+        ({"steps": 10, "model": "none"}, "resnet110"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_rule(options, said):
+    with pytest.raises(InputError, match=said):
+        steps.resolve(options.pop("model", "resnet32"), ("sgd", "fngd-refreshed"), **options)
+
+
+def test_defaults_are_those_of_the_model():
+    wanted = steps.resolve("transformer", ("sgd",), steps=60)
+    assert (wanted.batch, wanted.image_size, wanted.classes) == (64, None, 8000)
+    assert steps.resolve("resnet32", ("sgd",), steps=60).batch == 128
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_steps_and_is_in_its_phase_when_the_clock_starts(name, monkeypatch):
+    monkeypatch.setattr(race.gc, "collect", lambda: 0)
+    wanted = small(name, 10)
+    with torch.random.fork_rng():
+        begin = race.start(wanted)
+        (racer,) = race.racers([METHODS[name]], begin)
+        before = [parameter.clone() for parameter in racer.model.parameters()]
+        times = race.interleave([racer], wanted, quiet)
+    assert len(times[0]) == 10
+    assert all(not torch.equal(a, b) for a, b in zip(before, racer.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, begin.model.parameters(), strict=True))
+    assert not METHODS[name].shares or racer.optimizer.phase == "share"
+
+
+def test_a_sharing_method_is_not_timed_while_it_derives():
+    wanted = replace(small("fngd-share"), warmup=1)
+    with torch.random.fork_rng(), pytest.raises(RuntimeError, match="still derives"):
+        race.interleave(race.racers([METHODS["fngd-share"]], race.start(wanted)), wanted, quiet)
+
+
+def test_the_order_changes_from_round_to_round_and_repeats_with_the_seed(monkeypatch):
+    monkeypatch.setattr(race.gc, "collect", lambda: 0)  # a tenth of a second each, and not what is tested
+
+    class Recorder:
+        def __init__(self, name, log):
+            self.step, self.check_phase = lambda: log.append(name), lambda: None
+
+    def order(seed):
+        log = []
+        wanted = replace(small(seed=seed), steps=20, warmup=0)
+        race.interleave([Recorder(name, log) for name in "abc"], wanted, quiet)
+        return ["".join(log[i : i + 3]) for i in range(0, 60, 3)]
+
+    assert all(sorted(each) == ["a", "b", "c"] for each in order(0))
+    assert len(set(order(0))) > 3
+    assert order(0) == order(0) != order(1)
+
+
+def test_the_start_depends_on_the_seed_alone():
+    with torch.random.fork_rng():
+        first, second = race.start(small()), race.start(small())
+    assert torch.equal(first.batch.inputs[0], second.batch.inputs[0])
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_a_memory_run_shares_from_its_first_step():
+    wanted = small("fngd-share", 1)
+    with torch.random.fork_rng():
+        (racer,) = race.racers([METHODS["fngd-share"]], race.start(wanted))
+        race.interleave([racer], wanted, quiet)
+        fresh = race.Racer(METHODS["fngd-share"], *race.start(wanted))
+    assert fresh.optimizer.phase == "derive"
+    fresh.take(racer.coefficients())
+    assert fresh.optimizer.phase == "share"
+    for name, c in racer.optimizer.coefficients.items():
+        assert torch.equal(fresh.optimizer.coefficients[name], c)
+
+
+def test_peak_memory_counts_what_is_held():
+    before = memory.peak_resident_bytes()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    assert memory.resident_bytes() >= len(held)
+    assert memory.peak_resident_bytes() >= max(before, memory.resident_bytes())
+
+
+def test_a_measurement_makes_a_record_that_survives_the_disk(tmp_path):
+    names = []
+    wanted = small("fngd-share", 3)
+    record = steps.measure(wanted, names.append)
+    assert len(names) == steps.pieces(wanted)
+    assert [row.method for row in record.measured] == ["sgd", "fngd-share"]
+    assert all(len(row.seconds) == 3 and len(row.peak_bytes) == 1 for row in record.measured)
+    assert record.parameters == 56_554
+    assert record.provenance.torch == torch.__version__
+    write(record, tmp_path / "record.json")
+    assert read(tmp_path / "record.json") == record
+
+
+def test_imports_are_timed_in_pairs(monkeypatch):
+    monkeypatch.setattr(imports, "import_seconds", {"fngd": 2.0, "torch": 1.0}.__getitem__)
+    record = imports.measure(3, 0, quiet)
+    assert (record.fngd_seconds, record.torch_seconds) == ((2.0,) * 3, (1.0,) * 3)
+
+
+def test_an_import_takes_time_in_a_fresh_interpreter():
+    assert 0 < imports.import_seconds("json") < 60
+
+
+@pytest.mark.parametrize(("pairs", "seed"), [(0, 0), (1, -1)])
+def test_bad_import_settings_are_refused(pairs, seed):
+    with pytest.raises(InputError, match=r"must be"):
+        imports.measure(pairs, seed, quiet)

@@ -1,0 +1,113 @@
+"""What the doctor says is what the optimizer does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import fngd
+from cases import CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_doctor_names_the_modules_the_optimizer_attaches(name):
+    case = CASES[name]
+    model, inputs, targets = case.data()
+    diagnosis = fngd.doctor(model, *inputs, batch_dim=case.batch_dim)
+    optimizer = fngd.FNGD(model, lr=0.1, derive_steps=1, batch_dim=case.batch_dim)
+    case.loss(model(*inputs), targets).backward()
+    derived = set(optimizer.coefficients)
+    said = {row.name for row in diagnosis.rows if row.preconditioned}
+    assert derived <= said
+    tied = sum("they are one layer" in warning for warning in diagnosis.warnings)
+    assert len(said) - tied == len(derived)
+    for row in diagnosis.rows:
+        if row.preconditioned and row.reason != "only the bias is trainable":
+            assert row.shapes
+            assert row.flops > 0
+            assert row.bytes > 0
+    assert all(shape.M == 5 for row in diagnosis.rows for shape in row.shapes)
+
+
+def test_the_doctor_leaves_the_model_and_the_random_numbers_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    fngd.doctor(model, torch.ones(3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert type(model[0]) is nn.Linear
+
+
+def test_shapes_are_canonical():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, stride=2), nn.Flatten(2), nn.Linear(4, 5))
+    rows = fngd.doctor(model, torch.randn(8, 4, 5, 5)).rows
+    assert rows[0].shapes == ((8, 2, 4, 18, 3),)
+    assert rows[1].shapes == ((8, 1, 6, 4, 5),)
+
+
+def test_coverage_is_the_share_of_parameters():
+    model = nn.Sequential(nn.Linear(9, 9), nn.LayerNorm(5), nn.Embedding(2, 5))
+    assert fngd.doctor(model).coverage == 90 / 110
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.LayerNorm(4), "no rule for LayerNorm"),
+        (weight_norm(nn.Linear(4, 4)), "weight is computed (parametrized), not a parameter"),
+        (nn.Linear(4, 4).requires_grad_(requires_grad=False), "frozen"),
+        (nn.Linear(4, 4, dtype=torch.complex64), "torch.complex64 is not real floating point"),
+    ],
+)
+def test_the_doctor_says_why_not(model, reason):
+    rows = fngd.doctor(nn.Sequential(model)).rows
+    assert reason in {row.reason for row in rows}
+    assert not any(row.preconditioned for row in rows)
+
+
+def test_excluded_and_uncalled_modules_are_said_so():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.spare = nn.ModuleList([nn.Linear(4, 4)])
+    model.forward = model[0]
+    diagnosis = fngd.doctor(nn.ModuleDict({"inner": model}), exclude=["inner.1"])
+    assert [row.reason for row in diagnosis.rows] == ["no example inputs", "excluded", "no example inputs"]
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.embed(x).flatten(0, 1))
+
+
+def test_tied_weights_and_folded_samples_are_warned_of():
+    diagnosis = fngd.doctor(Head(), torch.randint(7, (3, 5)))
+    text = str(diagnosis)
+    assert "'embed' and 'head' share a parameter: 'embed' (Embedding) adds its plain gradient" in text
+    assert "'head' sees 15 rows for a batch of 3: read as 5 rows a sample" in text
+
+
+def test_a_wrong_batch_dimension_is_warned_of():
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    text = str(fngd.doctor(model, torch.randn(5, 3, 4)))
+    assert "training will stop here" in text
+    assert "batch_first=False" in text
+    assert "warning" not in str(fngd.doctor(model, torch.randn(5, 3, 4), batch_dim=1))
+
+
+def test_a_model_in_eval_mode_is_warned_of():
+    assert "eval mode" in str(fngd.doctor(nn.Linear(3, 2).eval()))
+
+
+def test_the_table_prints_every_module_once():
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    lines = str(fngd.doctor(model, torch.randn(3, 4))).splitlines()
+    assert lines[0].split()[:3] == ["module", "kind", "parameters"]
+    assert lines[2].split()[:-2] == ["0", "Linear", "40", "weighted", "3", "×", "1", "×", "4", "→", "8", "pairwise"]
+    assert "plain: no rule for LayerNorm" in lines[3]
+    assert lines[5] == "1 of 2 modules, 71.4% of the parameters are preconditioned."

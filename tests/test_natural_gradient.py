@@ -1,0 +1,84 @@
+"""The same preconditioning under any torch optimizer."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fngd
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def data(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, 5, generator=generator), torch.randint(3, (6,), generator=generator)
+
+
+def train(model, optimizer, steps=6):
+    for seed in range(steps):
+        x, y = data(seed)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def test_under_sgd_it_is_fngd():
+    mine, theirs = network(), network()
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9, fused=True)
+    natural = fngd.NaturalGradient(mine, optimizer, derive_steps=3)
+    train(mine, optimizer)
+    train(theirs, fngd.FNGD(theirs, lr=0.1, momentum=0.9, derive_steps=3))
+    assert natural.phase == "share"
+    assert all(torch.equal(p, q) for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.SGD])
+@pytest.mark.parametrize("named", [True, False])
+def test_steps_are_counted_under_any_optimizer_named_or_not(optimizer, named):
+    model = network()
+    inner = optimizer(model.parameters(), lr=1e-3)
+    with fngd.NaturalGradient(model, inner if named else None, derive_steps=4) as natural:
+        train(model, inner, steps=4)
+        assert natural.step_count == 4
+        assert natural.phase == "share"
+        assert len(natural.coefficients) == 2
+    train(model, inner, steps=1)
+    assert natural.step_count == 4
+
+
+def test_without_an_optimizer_only_the_one_that_holds_the_first_layer_counts():
+    model, other = network(), network()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.AdamW(model[2].parameters(), lr=0.1)
+    stranger = torch.optim.SGD(other.parameters(), lr=0.1)
+    with fngd.NaturalGradient(model, derive_steps=9) as natural:
+        train(other, stranger, steps=2)
+        x, y = data(0)
+        cross_entropy(model(x), y).backward()
+        first.step()
+        second.step()
+        assert natural.step_count == 1
+
+
+def test_its_state_goes_on():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    natural = fngd.NaturalGradient(model, optimizer, derive_steps=3)
+    train(model, optimizer, steps=4)
+    resumed = network()
+    resumed.load_state_dict(model.state_dict())
+    second = torch.optim.AdamW(resumed.parameters(), lr=1e-2)
+    second.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    continued = fngd.NaturalGradient(resumed, second, derive_steps=3)
+    continued.load_state_dict(natural.state_dict())
+    assert continued.phase == "share"
+    train(model, optimizer)
+    train(resumed, second)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), resumed.parameters(), strict=True))

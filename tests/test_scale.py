@@ -1,0 +1,103 @@
+"""Coefficients do not see the scale of the loss; a constant λ does, and `loss_reduction` says how."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fngd
+import reference
+from reference import relative_error
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)).to(dtype)
+
+
+def batch(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64)
+    return x.to(dtype), torch.randint(4, (6,), generator=generator)
+
+
+def coefficients(loss, dtype=torch.float32, **kwargs):
+    model = network(dtype)
+    x, y = batch(dtype)
+    optimizer = fngd.FNGD(model, lr=0.0, derive_steps=2, **kwargs)
+    loss(model(x), y).backward()
+    return optimizer.coefficients
+
+
+def summed(output, y):
+    return cross_entropy(output, y, reduction="sum")
+
+
+@pytest.mark.parametrize("factor", [1024.0, 2.0**-40, 2.0**60, 65536.0])
+def test_a_loss_times_a_power_of_two_has_the_very_same_coefficients(factor):
+    mine, theirs = coefficients(lambda o, y: factor * cross_entropy(o, y)), coefficients(cross_entropy)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("factor", [1000.0, 1e-30, 1e30])
+def test_a_loss_times_any_factor_has_the_same_coefficients(factor):
+    mine, theirs = coefficients(lambda o, y: factor * cross_entropy(o, y)), coefficients(cross_entropy)
+    assert all(relative_error(mine[name], theirs[name]) <= 1e-5 for name in theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_summed_loss_has_the_coefficients_of_the_mean(dtype):
+    mine, theirs = coefficients(summed, dtype), coefficients(cross_entropy, dtype)
+    assert all(relative_error(mine[name], theirs[name]) <= 1e-5 for name in theirs)
+
+
+@pytest.mark.parametrize(("loss", "reduction"), [(cross_entropy, "mean"), (summed, "sum")])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_constant_damping_is_the_lambda_of_the_true_per_sample_gradients(loss, reduction, scaled):
+    model, (x, y) = network(torch.float64), batch(torch.float64)
+    oracle = copy.deepcopy(model)
+    fngd.FNGD(model, lr=0.1, damping=0.3, derive_steps=1, loss_reduction=reduction, scale_by_damping=scaled)
+    loss(model(x), y).backward()
+    for name in ("0", "3"):
+        U = reference.alone(oracle, loss, [x], y, list(oracle.get_submodule(name).parameters()))
+        expected = reference.natural_gradient(U, 0.3) * (1 if scaled else 0.3) * (6 if reduction == "sum" else 1)
+        got = reference.flat([p.grad for p in model.get_submodule(name).parameters()])
+        assert relative_error(got, expected) <= 1e-10
+
+
+def test_scaling_by_the_damping_gives_the_natural_gradient_itself_and_then_the_mean_damping():
+    model, (x, y) = network(torch.float64), batch(torch.float64)
+    oracle = copy.deepcopy(model)
+    optimizer = fngd.FNGD(model, lr=0.0, derive_steps=2, scale_by_damping=True)
+    lambdas = []
+    for factor in (1.0, 3.0):
+        optimizer.zero_grad()
+        (factor * cross_entropy(model(x), y)).backward()
+        U = factor * reference.alone(oracle, cross_entropy, [x], y, list(oracle[3].parameters()))
+        lambdas.append(reference.damping(U, 0.005))
+        expected = reference.natural_gradient(U, lambdas[-1])
+        assert relative_error(reference.flat([p.grad for p in model[3].parameters()]), expected) <= 1e-10
+        optimizer.step()
+    assert optimizer.phase == "share"
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    U = reference.alone(oracle, cross_entropy, [x], y, list(oracle[3].parameters()))
+    expected = U @ optimizer.coefficients["3"] / 6 / (sum(lambdas) / 2)
+    assert relative_error(reference.flat([p.grad for p in model[3].parameters()]), expected) <= 1e-10
+
+
+def test_the_order_of_the_samples_does_not_matter():
+    x, y = batch(torch.float64)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    gradients = []
+    for chosen in (torch.arange(6), order):
+        model = network(torch.float64)
+        optimizer = fngd.FNGD(model, lr=0.0, derive_steps=2)
+        cross_entropy(model(x[chosen]), y[chosen]).backward()
+        gradients.append([p.grad for p in model.parameters()])
+        c = optimizer.coefficients["0"]
+        reordered = c if len(gradients) == 1 else torch.empty_like(c).index_put_((order,), c)
+        gradients[-1].append(reordered)
+    assert all(relative_error(a, b) <= 1e-12 for a, b in zip(*gradients, strict=True))
