@@ -85,9 +85,16 @@ class Operation(ABC):
     def outputs(self, z: Tensor, chosen: slice) -> Tensor:
         """The chosen samples' output gradients in canonical form: (m, G, T, d_out)."""
 
+    @abstractmethod
+    def entry_rows(self, z: Tensor) -> Tensor:
+        """z summed over everything but the entries of the samples' dimension: (M · repeats, d_out)."""
+
     def bias_rows(self, z: Tensor) -> Tensor:
         """Each sample's gradient of the bias, Σ_t z_mt: (M, d_out)."""
-        return self.outputs(z, slice(None)).sum(2).flatten(1)
+        rows, (_, M, repeats, sample_major) = self.entry_rows(z), self.samples
+        if repeats == 1:
+            return rows
+        return rows.reshape(M, repeats, -1).sum(1) if sample_major else rows.reshape(repeats, M, -1).sum(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +111,10 @@ class Linear(Operation):
             z.t().mm(_rows(x)) if needs[1] else None,
             z.sum(0) if needs[2] else None,
         )
+
+    def entry_rows(self, z: Tensor) -> Tensor:
+        z = z.movedim(self.samples.axis, 0)
+        return z if z.dim() == 2 else z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1)
 
     def inputs(self, x: Tensor, weight: Tensor, chosen: slice) -> Tensor:
         x = self.samples.first(x)[chosen]
@@ -133,6 +144,9 @@ class Convolution(Operation):
         geometry = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
         gradients = convolution_backward(z, x, weight, weight.shape[:1], *geometry, needs)
         return gradients[0], gradients[1], gradients[2] if needs[2] else None
+
+    def entry_rows(self, z: Tensor) -> Tensor:
+        return z.flatten(2).sum(2)
 
     def inputs(self, x: Tensor, weight: Tensor, chosen: slice) -> Tensor:
         return self._by_sample(patches(x[self._entries(chosen)], weight.shape[2:], self))

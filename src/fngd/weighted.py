@@ -59,7 +59,7 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
 
     Args:
         use: The operation with its input, output gradient and weight.
-        c: One coefficient for each sample, (M,), or one for all, (1,).
+        c: The samples' coefficients, or one for all, shaped to broadcast against x and z (`Samples.spread`).
         needs: Which gradients are wanted.
         scratch: Where the scaled copy is put.
 
@@ -72,28 +72,27 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
         return operation.backward(z, x, weight, needs)[0], None, weighted_bias(use, c) if needs_bias else None
     if c.numel() == 1 and weight.numel() <= min(x.numel(), z.numel()):
         gx, gw, gb = operation.backward(z, x, weight, needs)
+        c = c.flatten()
         return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
     if 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel():
-        x = scratch.product(x, operation.samples.spread(c, x.dim()))
+        x = scratch.product(x, c)
         gx, gw, _ = operation.backward(z, x, weight, (needs_x, True, False))
         return gx, gw, weighted_bias(use, c) if needs_bias else None
     gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
-    z = scratch.product(z, operation.samples.spread(c, z.dim()))
+    z = scratch.product(z, c)
     return gx, *operation.backward(z, x, weight, (False, True, needs_bias))[1:]
 
 
 def weighted_bias(use: Use, c: Tensor) -> Tensor:
     """Σ_m c_m Σ_t z_mt: (d_out,)."""
-    rows = use.operation.bias_rows(use.z)
-    return (c.expand(len(rows)).to(rows.dtype) @ rows).to(use.z.dtype)
+    rows = use.operation.entry_rows(use.z)
+    return c.flatten().expand(len(rows)).to(rows.dtype) @ rows
 
 
-def _refuse_double_backward() -> None:
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted "
-            "gradient is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer."
-        )
+DOUBLE_BACKWARD = (
+    "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted gradient "
+    "is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer"
+)
 
 
 class Weighted(torch.autograd.Function):
@@ -117,7 +116,8 @@ class Weighted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
         """The input gradient as torch computes it, the parameters' weighted by c."""
-        _refuse_double_backward()
+        if torch.is_grad_enabled():
+            raise RuntimeError(DOUBLE_BACKWARD)
         x, weight, c = ctx.saved_tensors
         use = Use(ctx.operation, x, z, weight)
         return None, None, *weighted_backward(use, c, ctx.needs_input_grad[2:5], ctx.scratch), None
@@ -173,7 +173,8 @@ class Deriving(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
         """The input gradient as torch computes it; the parameters' come from `Join`."""
-        _refuse_double_backward()
+        if torch.is_grad_enabled():
+            raise RuntimeError(DOUBLE_BACKWARD)
         x, weight = ctx.saved_tensors
         input_gradient, _, _ = ctx.operation.backward(z, x, weight, (ctx.needs_input_grad[3], False, False))
         ctx.notes.note(ctx.number, Use(ctx.operation, x, z, weight), ctx.label)

@@ -8,7 +8,7 @@ the same name. The layer finds the samples in the input, takes or derives the co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from fngd.gram import Use, bias_gram, gram, gram_dtype
 from fngd.operations import Convolution, Linear, Operation, Samples
 from fngd.policies import Policy
 from fngd.weighted import Deriving, Join, Notes, Scratch, Weighted, weighted_backward
+
+MOST_SHAPES = 64
+"""Input shapes a layer keeps in mind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,8 @@ class Layer:
         self.history = History()
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
+        self._operations: dict[Hashable, Operation] = {}
+        self._weights: dict[Operation, Tensor] = {}
 
     @property
     def trainable(self) -> bool:
@@ -156,11 +161,14 @@ class Layer:
         Returns:
             x weightᵀ + bias.
         """
-        if x.dim() == 1:
-            return self.linear(x.unsqueeze(0), weight, bias, 0).squeeze(0)
-        batch_dim = self.run.settings.batch_dim if batch_dim is None else batch_dim
-        samples = self._samples(x, x.shape[:-1], batch_dim)
-        return self.apply(Linear(samples), x, weight, bias)
+        key = (x.shape, self.run.batch, batch_dim)
+        operation = self._operations.get(key)
+        if operation is None:
+            if x.dim() == 1:
+                return self.linear(x.unsqueeze(0), weight, bias, 0).squeeze(0)
+            batch_dim = self.run.settings.batch_dim if batch_dim is None else batch_dim
+            operation = self._remember(key, Linear(self._samples(x, x.shape[:-1], batch_dim)))
+        return self.apply(operation, x, weight, bias)
 
     def convolution(
         self,
@@ -186,22 +194,34 @@ class Layer:
         Returns:
             What `torch.nn.functional.conv1d`, `conv2d` or `conv3d` returns.
         """
-        if x.dim() == weight.dim() - 1:
-            return self.convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-        samples = self._samples(x, x.shape[:1], 0)
-        return self.apply(Convolution(samples, stride, padding, dilation, groups=groups), x, weight, bias)
+        key = (x.shape, self.run.batch, stride, padding, dilation, groups)
+        operation = self._operations.get(key)
+        if operation is None:
+            if x.dim() == weight.dim() - 1:
+                return self.convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+            samples = self._samples(x, x.shape[:1], 0)
+            operation = self._remember(key, Convolution(samples, stride, padding, dilation, groups=groups))
+        return self.apply(operation, x, weight, bias)
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that returns weighted gradients."""
         if self.run.deriving:
             return self._derive(operation, x, weight, bias)
-        c = self._coefficients(operation.samples.M, x)
+        c = self._weights.get(operation)
+        if c is None:
+            c = self._weights[operation] = self._coefficients(operation.samples, x)
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
-        if c is None:
-            return operation.forward(x, weight, bias)
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
+
+    def _remember(self, key: Hashable, operation: Operation) -> Operation:
+        """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
+        if len(self._operations) >= MOST_SHAPES:
+            self._operations.clear()
+            self._weights.clear()
+        self._operations[key] = operation
+        return operation
 
     def finish(self, uses: Sequence[tuple[Use, Label]]) -> tuple[Tensor | None, ...]:
         """Derive the coefficients from all uses of a batch and return the weighted gradient of each parameter."""
@@ -228,6 +248,7 @@ class Layer:
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
+        self._weights.clear()
         if self.history.mean is None:
             return
         shared = self.run.policy.share(self.history.mean)
@@ -288,7 +309,8 @@ class Layer:
         totals: list[Tensor | None] = [None for _ in self.parameters]
         for use, label in uses:
             needs = (False, label.weight is not None, label.bias is not None)
-            _, *gradients = weighted_backward(use, c, needs, self.run.scratch)
+            spread = use.operation.samples.spread(c, use.x.dim())
+            _, *gradients = weighted_backward(use, spread, needs, self.run.scratch)
             for part, gradient in zip(label, gradients, strict=True):
                 if part is not None and gradient is not None:
                     totals[part.parameter] = self._add(totals[part.parameter], part, gradient)
@@ -303,18 +325,20 @@ class Layer:
         part.of(total).add_(gradient)
         return total
 
-    def _coefficients(self, count: int, x: Tensor) -> Tensor | None:
-        """The shared coefficients for a batch of `count` samples; None if none were ever derived."""
-        c = self.shared
-        if c is None or len(c) in (1, count):
-            return c
-        if count < len(c):
-            return c[:count] * (c.mean() / c[:count].mean())
-        raise RuntimeError(
-            f"fngd: layer {self.name!r} meets a batch of {count} samples (input {tuple(x.shape)}), but its shared "
-            f"coefficients were derived for batches of {len(c)}: derive with the largest batch size, use batches of "
-            f"at most {len(c)}, or take policy=fngd.Constant(…), which fits any batch size"
-        )
+    def _coefficients(self, samples: Samples, x: Tensor) -> Tensor:
+        """The shared coefficients for a batch, shaped like x; a single 1 if none were ever derived."""
+        c, M = self.shared, samples.M
+        if c is None:
+            c = torch.ones(1, dtype=gram_dtype(x.dtype), device=x.device)
+        elif M < len(c) > 1:
+            c = c[:M] * (c.mean() / c[:M].mean())
+        elif M > len(c) > 1:
+            raise RuntimeError(
+                f"fngd: layer {self.name!r} meets a batch of {M} samples (input {tuple(x.shape)}), but its shared "
+                f"coefficients were derived for batches of {len(c)}: derive with the largest batch size, use batches "
+                f"of at most {len(c)}, or take policy=fngd.Constant(…), which fits any batch size"
+            )
+        return samples.spread(c, x.dim())
 
     def _samples(self, x: Tensor, leading: Sequence[int], batch_dim: int) -> Samples:
         """Where in x the samples of the model's batch are."""
