@@ -87,7 +87,7 @@ class Operation(ABC):
 
     @abstractmethod
     def entry_rows(self, z: Tensor) -> Tensor:
-        """z summed over everything but the entries of the samples' dimension: (M · repeats, d_out)."""
+        """The sum of z over everything but the entries of the samples' dimension: (M · repeats, d_out)."""
 
     def bias_rows(self, z: Tensor) -> Tensor:
         """Each sample's gradient of the bias, Σ_t z_mt: (M, d_out)."""
