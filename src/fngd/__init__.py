@@ -4,7 +4,8 @@ from fngd.doctor import doctor
 from fngd.layers import detach, register_layer
 from fngd.optimizer import FNGD
 from fngd.policies import Constant, Fresh, Policy, Refreshed, Shared
-from fngd.preconditioner import LayerStatistics, NaturalGradient
+from fngd.preconditioner import NaturalGradient
+from fngd.statistics import LayerStatistics
 
 __all__ = [
     "FNGD",

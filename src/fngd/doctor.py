@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from fngd.gram import Plan, Shape, Use, plan, shape_of
 from fngd.layers.attach import attach_layer, attach_root
-from fngd.layers.base import Layer, Part, Run, Settings
+from fngd.layers.base import Layer
+from fngd.layers.parts import Part
 from fngd.layers.registry import Finding, survey
+from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
 from fngd.policies import Fresh
+from fngd.settings import Settings
 
 STOP = "training will stop here"
 

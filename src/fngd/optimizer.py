@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from fngd.policies import Policy
-from fngd.preconditioner import LayerStatistics, NaturalGradient
+from fngd.preconditioner import NaturalGradient
+from fngd.statistics import LayerStatistics
 
 
 class FNGD(torch.optim.SGD):

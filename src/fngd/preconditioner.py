@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,30 +17,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fngd.coefficients import History
 from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
-from fngd.layers.base import Layer, Run, Settings
+from fngd.layers.base import Layer
 from fngd.layers.registry import kinds, survey
+from fngd.layers.run import Run
 from fngd.policies import Policy, Shared
-
-
-@dataclass(frozen=True)
-class LayerStatistics:
-    """What the derived batches said of one layer; each number is a mean over them."""
-
-    coefficient_mean: float
-    """Mean of c inside a batch."""
-    coefficient_spread: float
-    """Standard deviation of c inside a batch."""
-    shared_spread: float
-    """Standard deviation of c̃ over the positions: what sharing can still tell apart."""
-    damping: float
-    """λ."""
-    effective_rank: float
-    """(tr K)²/‖K‖_F², between 1 and M."""
-    cosine: float
-    """Between the weighted and the plain gradient."""
-    batches: int
-    skipped: int
-    """Batches whose Gram matrix was not finite: they took the plain gradient and left c̃ alone."""
+from fngd.settings import Settings
+from fngd.statistics import LayerStatistics, statistics_of
 
 
 class NaturalGradient:
@@ -162,7 +143,7 @@ class NaturalGradient:
 
     def statistics(self) -> dict[str, LayerStatistics]:
         """What the derived batches said, by layer name; layers that have derived nothing are left out."""
-        return {layer.name: _statistics(layer.history) for layer in self.layers if layer.history.mean is not None}
+        return {layer.name: statistics_of(layer.history) for layer in self.layers if layer.history.mean is not None}
 
     def detach(self) -> None:
         """Give the model back as it was. Gradients are plain from now on; coefficients and statistics stay readable."""
@@ -292,18 +273,3 @@ def _tied(layers: list[Layer], parameters: tuple[nn.Parameter, ...]) -> Layer | 
         if any(mine is theirs for mine in layer.parameters for theirs in parameters):
             return layer
     return None
-
-
-def _statistics(history: History) -> LayerStatistics:
-    assert history.mean is not None
-    mean, spread, damping, rank, cosine = (float(value) for value in history.measures)
-    return LayerStatistics(
-        coefficient_mean=mean,
-        coefficient_spread=spread,
-        shared_spread=float(history.mean.std(correction=0)),
-        damping=damping,
-        effective_rank=rank,
-        cosine=cosine,
-        batches=int(history.batches),
-        skipped=int(history.skipped),
-    )

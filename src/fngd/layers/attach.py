@@ -14,8 +14,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fngd.layers.base import Layer, Run
+from fngd.layers.base import Layer
 from fngd.layers.registry import Rule
+from fngd.layers.run import Run
 
 _KEY = "_fngd"
 

@@ -1,4 +1,4 @@
-"""What a layer rule is handed: `Layer`, one preconditioned layer with its coefficients, and `Run`, what all share.
+"""What a layer rule is handed: `Layer`, one preconditioned layer with its coefficients.
 
 A rule computes a module's forward pass with `layer.linear` and `layer.convolution` in place of torch's functions of
 the same name. The layer finds the samples in the input, takes or derives the coefficients, and sees to it that
@@ -7,121 +7,21 @@ the same name. The layer finds the samples in the input, takes or derives the co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fngd.coefficients import History, coefficients, damping, measure
-from fngd.gram import Use, bias_gram, gram, gram_dtype
+from fngd.coefficients import History
+from fngd.gram import gram_dtype
+from fngd.layers.derivation import Uses, derive, weighted_gradients
+from fngd.layers.parts import Label, Part, part_of
+from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
-from fngd.policies import Policy
-from fngd.weighted import Deriving, Join, Notes, Scratch, Weighted, weighted_backward
+from fngd.weighted import Deriving, Join, Notes, Weighted
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The numbers of the method, checked.
-
-    Args:
-        alpha: The paper's rule λ = α‖UᵀU‖_F.
-        damping: A constant λ in place of the rule.
-        scale_by_damping: Whether the gradient is multiplied by 1/λ, as Algorithm 1 of the paper has it.
-        loss_reduction: "mean" or "sum": how the loss adds up the samples. It matters for λ only.
-        batch_dim: The dimension of the model's inputs that counts the samples.
-    """
-
-    alpha: float = 0.005
-    damping: float | None = None
-    scale_by_damping: bool = False
-    loss_reduction: str = "mean"
-    batch_dim: int = 0
-
-    def __post_init__(self) -> None:
-        _check_positive("alpha", self.alpha, "the damping is alpha times the norm of the Gram matrix; 0.005 is usual")
-        if self.damping is not None:
-            _check_positive("damping", self.damping, "a constant λ; leave it out for the rule λ = alpha·‖UᵀU‖")
-        if self.loss_reduction not in ("mean", "sum"):
-            raise ValueError(
-                f"loss_reduction={self.loss_reduction!r} must be 'mean' or 'sum': how the loss adds up the samples"
-            )
-        if isinstance(self.batch_dim, bool) or not isinstance(self.batch_dim, int) or self.batch_dim < 0:
-            raise ValueError(f"batch_dim={self.batch_dim!r} must be a dimension counted from the front: 0, 1, …")
-
-
-def _check_positive(name: str, value: float, meaning: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name}={value!r} must be a finite number above 0: {meaning}")
-
-
-@dataclass
-class Run:
-    """What the layers of one attached model share."""
-
-    settings: Settings
-    policy: Policy
-    deriving: bool
-    batch: int | None = None
-    """Samples in the model's current batch; None until the model itself has been called."""
-    notes: dict[Layer, tuple[Tensor, Notes]] = field(default_factory=dict)
-    """The layers used in the current forward pass, each with its token, while coefficients are being derived."""
-    scratch: Scratch = field(default_factory=Scratch)
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass of the model starts: note the batch size, forget the uses of the pass before."""
-        x = _first_tensor((*args, *kwargs.values()))
-        dim = self.settings.batch_dim
-        self.batch = x.shape[dim] if x is not None and x.dim() > dim else None
-        if self.deriving:
-            self.notes = {}
-
-    def end(self) -> None:
-        """An optimizer step is over: what it knew of its batch does not hold for the next."""
-        self.batch, self.notes = None, {}
-
-
-def _first_tensor(values: Any) -> Tensor | None:
-    if isinstance(values, Tensor):
-        return values
-    if isinstance(values, dict):
-        values = tuple(values.values())
-    if isinstance(values, tuple | list):
-        return next((found for value in values if (found := _first_tensor(value)) is not None), None)
-    return None
-
-
-class Part(NamedTuple):
-    """A strided piece of a parameter: the whole of it, some of its rows, its transpose."""
-
-    parameter: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def of(self, t: Tensor) -> Tensor:
-        """The same piece of a tensor laid out as the parameter is."""
-        return t.as_strided(self.shape, self.stride, self.offset)
-
-    def overlaps(self, other: Part) -> bool:
-        """Whether the two can share an element."""
-        if self.parameter != other.parameter:
-            return False
-        first, second = sorted((self, other), key=lambda part: part.offset)
-        reach = sum((size - 1) * stride for size, stride in zip(first.shape, first.stride, strict=True))
-        return second.offset <= first.offset + reach
-
-
-class Label(NamedTuple):
-    """Which parameters a use reads; None where there is no bias or the parameter is frozen."""
-
-    weight: Part | None
-    bias: Part | None
 
 
 class Layer:
@@ -215,36 +115,13 @@ class Layer:
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 
-    def _remember(self, key: Hashable, operation: Operation) -> Operation:
-        """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
-        if len(self._operations) >= MOST_SHAPES:
-            self._operations.clear()
-            self._weights.clear()
-        self._operations[key] = operation
-        return operation
-
-    def finish(self, uses: Sequence[tuple[Use, Label]]) -> tuple[Tensor | None, ...]:
+    def finish(self, uses: Uses) -> tuple[Tensor | None, ...]:
         """Derive the coefficients from all uses of a batch and return the weighted gradient of each parameter."""
         if not uses:
-            return tuple(None for parameter in self.parameters)
+            return tuple(None for _ in self.parameters)
         with torch.autocast(uses[0][0].z.device.type, enabled=False):
-            c = self.derive(uses) if uses[0][0].operation.samples.M else torch.ones(1)
-            return self._gradients(uses, c)
-
-    def derive(self, uses: Sequence[tuple[Use, Label]]) -> Tensor:
-        """The coefficients of this batch, which also enter the history: K → λ → c → c̃."""
-        settings = self.run.settings
-        samples = uses[0][0].operation.samples.M
-        scale = _scale([use.z for use, _ in uses])
-        K = self._gram(uses, scale)
-        # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
-        unit = (scale.double() * (samples if settings.loss_reduction == "mean" else 1)) ** 2
-        lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit).to(K.dtype)
-        c = coefficients(K, lam, torch.ones_like(K[0]))
-        valid = c.isfinite().all()
-        c = torch.where(valid, c, 1.0)
-        self.history.add(c, measure(K, c, lam.double() * unit), valid, self.run.policy.weight)
-        return torch.where(valid, c / (lam.double() * unit), 1.0).to(c.dtype) if settings.scale_by_damping else c
+            factors = self._derived(uses) if uses[0][0].operation.samples.M else torch.ones(1)
+            return weighted_gradients(uses, factors, self.parameters, self.run.scratch)
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
@@ -256,7 +133,17 @@ class Layer:
         if self.run.settings.scale_by_damping:
             self.shared = (self.shared / self.history.measures.damping.to(self.shared.device)).to(self.shared.dtype)
 
+    def part(self, t: Tensor) -> Part | None:
+        """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
+        try:
+            return part_of(t, self.parameters)
+        except LookupError as error:
+            raise RuntimeError(
+                f"fngd: the rule of layer {self.name!r} must pass the module's own parameters, but {error}"
+            ) from error
+
     def _derive(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The operation, in a graph that derives the coefficients on its way back."""
         if not self.trainable:
             return operation.forward(x, weight, bias)
         label = Label(self.part(weight), None if bias is None else self.part(bias))
@@ -271,59 +158,24 @@ class Layer:
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
 
-    def part(self, t: Tensor) -> Part | None:
-        """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
-        for index, parameter in enumerate(self.parameters):
-            if t is parameter or t._base is parameter:
-                piece = Part(index, tuple(t.shape), t.stride(), int(t.storage_offset() - parameter.storage_offset()))
-                return piece if parameter.requires_grad else None
-        raise RuntimeError(
-            f"fngd: layer {self.name!r} was given a tensor of shape {tuple(t.shape)} that is neither one of its "
-            "parameters nor a view of one: a layer rule must pass the module's own parameters"
-        )
+    def _derived(self, uses: Uses) -> Tensor:
+        """The factors of this batch's samples; its coefficients enter the history."""
+        try:
+            derived = derive(uses, self.run.settings)
+        except ValueError as error:
+            raise RuntimeError(
+                f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"
+            ) from error
+        self.history.add(derived.c, derived.measures, derived.valid, self.run.policy.weight)
+        return derived.factors
 
-    def _gram(self, uses: Sequence[tuple[Use, Label]], scale: Tensor) -> Tensor:
-        """K of the whole layer: the Gram matrices of its weights and biases add up."""
-        weights: dict[Part, list[Use]] = {}
-        biases: dict[Part, Tensor] = {}
-        for use, label in uses:
-            if label.weight is not None:
-                weights.setdefault(label.weight, []).append(use)
-            if label.bias is not None:
-                rows = use.operation.bias_rows(use.z)
-                biases[label.bias] = biases[label.bias] + rows if label.bias in biases else rows
-        self._refuse_overlaps([*weights, *biases])
-        K = [gram(group, scale) for group in weights.values()] + [bias_gram(rows, scale) for rows in biases.values()]
-        return torch.stack(K).sum(0) if len(K) > 1 else K[0]
-
-    def _refuse_overlaps(self, parts: Sequence[Part]) -> None:
-        for index, part in enumerate(parts):
-            if any(part.overlaps(other) for other in parts[:index]):
-                raise RuntimeError(
-                    f"fngd: layer {self.name!r} read different but overlapping pieces of one parameter in a forward "
-                    "pass (an attention module called with and without self-attention?), which is not supported: "
-                    f"pass exclude=[{self.name!r}]"
-                )
-
-    def _gradients(self, uses: Sequence[tuple[Use, Label]], c: Tensor) -> tuple[Tensor | None, ...]:
-        totals: list[Tensor | None] = [None for _ in self.parameters]
-        for use, label in uses:
-            needs = (False, label.weight is not None, label.bias is not None)
-            spread = use.operation.samples.spread(c, use.x.dim())
-            _, *gradients = weighted_backward(use, spread, needs, self.run.scratch)
-            for part, gradient in zip(label, gradients, strict=True):
-                if part is not None and gradient is not None:
-                    totals[part.parameter] = self._add(totals[part.parameter], part, gradient)
-        return tuple(totals)
-
-    def _add(self, total: Tensor | None, part: Part, gradient: Tensor) -> Tensor:
-        parameter = self.parameters[part.parameter]
-        if total is None and part.shape == parameter.shape and part.stride == parameter.stride():
-            return gradient.to(parameter.dtype)
-        if total is None:
-            total = torch.zeros_like(parameter)
-        part.of(total).add_(gradient)
-        return total
+    def _remember(self, key: Hashable, operation: Operation) -> Operation:
+        """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
+        if len(self._operations) >= MOST_SHAPES:
+            self._operations.clear()
+            self._weights.clear()
+        self._operations[key] = operation
+        return operation
 
     def _coefficients(self, samples: Samples, x: Tensor) -> Tensor:
         """The shared coefficients for a batch, shaped like x; a single 1 if none were ever derived."""
@@ -367,10 +219,3 @@ class Layer:
 def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _scale(gradients: Sequence[Tensor]) -> Tensor:
-    """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range."""
-    largest = torch.stack([torch.linalg.vector_norm(z, torch.inf) for z in gradients]).amax()
-    mantissa, exponent = torch.frexp(largest.to(gram_dtype(largest.dtype)))
-    return torch.where(mantissa > 0, torch.ldexp(torch.ones_like(mantissa), exponent - 1), 1.0)
