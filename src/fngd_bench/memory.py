@@ -3,14 +3,21 @@
 The number is the peak of resident memory minus what the process held right before the model was built, so torch and
 Python are not in it, and weights, gradients, momentum and activations are. A method that shares starts from
 coefficients derived elsewhere, as after loading a checkpoint: otherwise the peak would be that of deriving.
+
+The process is told to give large blocks back to the system as soon as they are freed (a setting of glibc's malloc).
+Without that the peak depends on how the heap happened to fragment, which differs by 10 % from run to run; with it the
+peak is that of memory in use, and repeats itself.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +31,8 @@ from fngd_bench.record import StepSettings
 
 STEPS = 3
 """Enough for momentum to exist and the allocator to settle."""
+PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Blocks above this many bytes are mapped and unmapped one by one."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -64,7 +73,7 @@ def peak_bytes(asked: Request) -> int:
         InputError: If the process was killed, which is what happens when memory runs out.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+    with _environment(PROMPT_MALLOC), ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         try:
             return pool.submit(run_here, asked).result()
         except BrokenProcessPool as error:
@@ -72,6 +81,21 @@ def peak_bytes(asked: Request) -> int:
                 f"the process that ran {asked.method} with batch={asked.wanted.batch} was killed: most likely memory "
                 "ran out; pass a smaller --batch"
             ) from error
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables, for processes started meanwhile; put back as it was afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def run_here(asked: Request) -> int:

@@ -1,5 +1,6 @@
 """`bench step` and `bench import` measure what they say, on a model small enough for a test."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -147,3 +148,15 @@ def test_an_import_takes_time_in_a_fresh_interpreter():
 def test_bad_import_settings_are_refused(pairs, seed):
     with pytest.raises(InputError, match=r"must be"):
         imports.measure(pairs, seed, quiet)
+
+
+def test_the_environment_is_put_back_after_a_memory_run(monkeypatch):
+    (name,) = memory.PROMPT_MALLOC
+    monkeypatch.delenv(name, raising=False)
+    with memory._environment(memory.PROMPT_MALLOC):
+        assert os.environ[name] == memory.PROMPT_MALLOC[name]
+    assert name not in os.environ
+    monkeypatch.setenv(name, "7")
+    with memory._environment(memory.PROMPT_MALLOC):
+        assert os.environ[name] == memory.PROMPT_MALLOC[name]
+    assert os.environ[name] == "7"
