@@ -77,7 +77,9 @@ class History:
     count: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Batches in c̃."""
     totals: Tensor = field(default_factory=lambda: torch.zeros(len(Measures._fields), dtype=torch.float64))
-    """Sums of the measures over `batches` batches."""
+    """Sums of the measures over the batches."""
+    counted: Tensor = field(default_factory=lambda: torch.zeros(len(Measures._fields), dtype=torch.float64))
+    """Batches in each sum: a measure that has no value (a cosine of zero gradients) is left out of its sum."""
     batches: Tensor = field(default_factory=lambda: torch.zeros(()))
     skipped: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Batches whose Gram matrix was not finite: they took the plain gradient and left c̃ alone."""
@@ -85,7 +87,8 @@ class History:
     def add(self, c: Tensor, measures: Measures, valid: Tensor, weight: Callable[[Tensor], Tensor]) -> None:
         """Take in one batch; where `valid` is false nothing but `skipped` changes.
 
-        A batch shorter than c̃ (the last of an epoch) is measured but does not enter c̃; a longer one starts it anew.
+        A batch shorter than c̃ (the last of an epoch) is measured but does not enter c̃; a longer one starts it anew,
+        if it is valid: only then is a tensor's value waited for.
 
         Args:
             c: The batch's coefficients, (M,).
@@ -93,19 +96,20 @@ class History:
             valid: Whether the batch's Gram matrix was finite: a boolean tensor, so that nothing waits for it.
             weight: The policy's share of the newest batch in c̃, a function of the number of batches.
         """
-        if self.mean is None or len(self.mean) < len(c):
+        if (self.mean is None or len(self.mean) < len(c)) and bool(valid):
             self.mean, self.count = torch.zeros_like(c), torch.zeros_like(c[0])
-        if len(self.mean) == len(c):
+        if self.mean is not None and len(self.mean) == len(c):
             self.count = self.count + valid
             step = weight(self.count.clamp_min(1)) * (c - self.mean)
             self.mean = torch.where(valid, self.mean + step, self.mean)
         values = torch.stack([value.double() for value in measures])
-        totals = self.totals.to(values.device)
-        self.totals = torch.where(valid & values.isfinite(), totals + values, totals)
+        totals, has_value = self.totals.to(values.device), valid & values.isfinite()
+        self.totals = torch.where(has_value, totals + values, totals)
+        self.counted = self.counted.to(values.device) + has_value
         self.batches = self.batches + valid
         self.skipped = self.skipped + ~valid
 
     @property
     def measures(self) -> Measures:
-        """The measures averaged over all valid batches."""
-        return Measures(*(self.totals / self.batches.clamp_min(1)).unbind())
+        """The measures averaged over the valid batches."""
+        return Measures(*(self.totals / self.counted.clamp_min(1)).unbind())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fngd.gram import Plan, Shape, Use, plan, shape_of
+from fngd.gram import Plan, Shape, Use, gram_dtype, plan, shape_of
 from fngd.layers.attach import attach_layer, attach_root
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
@@ -105,9 +105,9 @@ def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclud
         with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
             specimen(*example_inputs)
     rows = tuple(_row(finding, layers.get(finding.name), bool(example_inputs)) for finding in findings)
-    notes = [note for layer in dict.fromkeys(layers.values()) for note in layer.notes]
+    remarks = [remark for layer in dict.fromkeys(layers.values()) for remark in layer.remarks]
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
-    return Diagnosis(rows, (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(notes)))
+    return Diagnosis(rows, (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(remarks)))
 
 
 class Recorder(Layer):
@@ -124,7 +124,7 @@ class Recorder(Layer):
         super().__init__(name, parameters, run)
         self.uses: dict[Part, list[Use]] = {}
         self.called = False
-        self.notes: list[str] = []
+        self.remarks: list[str] = []
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
@@ -135,13 +135,13 @@ class Recorder(Layer):
             use = Use(operation, x.detach().to("meta"), output.detach().to("meta"), weight.detach())
             self.uses.setdefault(part, []).append(use)
         if operation.samples.repeats > 1:
-            self.notes.append(self._folding(operation.samples))
+            self.remarks.append(self._folding(operation.samples))
         return output
 
-    def misfit(self, x: Tensor, axis: int) -> Samples:
+    def misfit(self, message: str, otherwise: Samples) -> Samples:
         """Note down what would be an error in training."""
-        self.notes.append(f"{STOP}: {self.misfit_message(x, axis)}")
-        return Samples(axis, x.shape[axis])
+        self.remarks.append(f"{STOP}: {message}")
+        return otherwise
 
     def _folding(self, samples: Samples) -> str:
         order = "one after the other (sample-major)" if samples.sample_major else "in turn (position-major)"
@@ -168,17 +168,13 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
         return Row(finding.name, kind, parameters, preconditioned=False, reason=finding.reason)
     if not layer.trainable:
         return Row(finding.name, kind, parameters, preconditioned=False, reason="frozen")
+    if ran and not layer.called:
+        reason = "not called with these inputs"
+        return Row(finding.name, kind, parameters, preconditioned=False, reason=reason)
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
-    reason = "" if shapes else _missing(layer, ran)
-    plans = tuple(plan(shape) for shape in shapes)
+    reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
+    plans = tuple(plan(shape, gram_dtype(layer.parameters[0].dtype).itemsize) for shape in shapes)
     return Row(finding.name, kind, parameters, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
-
-
-def _missing(layer: Recorder, ran: bool) -> str:
-    """Why a layer has no shapes."""
-    if layer.called:
-        return "only the bias is trainable"
-    return "not called with these inputs" if ran else "no example inputs"
 
 
 def _batch_dim(model: nn.Module, batch_dim: int) -> list[str]:
@@ -195,12 +191,12 @@ def _batch_dim(model: nn.Module, batch_dim: int) -> list[str]:
     ]
 
 
-def _stops(notes: Sequence[str]) -> list[str]:
-    """The notes without repetition, and no more than two of those that say the same of many layers."""
-    unique = list(dict.fromkeys(notes))
-    errors = [note for note in unique if note.startswith(STOP)]
+def _stops(remarks: Sequence[str]) -> list[str]:
+    """The remarks without repetition, and no more than two of those that say the same of many layers."""
+    unique = list(dict.fromkeys(remarks))
+    errors = [remark for remark in unique if remark.startswith(STOP)]
     more = [f"{STOP} in {len(errors) - 2} more places"] if len(errors) > 2 else []
-    return [*(note for note in unique if not note.startswith(STOP)), *errors[:2], *more]
+    return [*(remark for remark in unique if not remark.startswith(STOP)), *errors[:2], *more]
 
 
 def _ties(findings: Sequence[Finding]) -> list[str]:

@@ -76,9 +76,9 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET) -> Plan:
     pairwise = 2 * G * M**2 * T**2 * (d_in + d_out)
     materialised = 2 * G * (M * T + M**2) * d_in * d_out
     if pairwise <= materialised:
-        row = max(1, 2 * G * T * M * T * item_size)
-        block = min(M, max(1, budget // row))
-        return Plan("pairwise", block, pairwise, block * row)
+        rows, row = G * M * T * (d_in + d_out) * item_size, max(1, 2 * G * T * M * T * item_size)
+        block = min(M, max(1, (budget - rows) // row))
+        return Plan("pairwise", block, pairwise, rows + block * row)
     column = max(1, G * M * d_in * item_size)
     block = min(d_out, max(1, budget // column))
     return Plan("materialised", block, materialised, block * column)

@@ -125,7 +125,7 @@ class Linear(Operation):
 
 
 def _rows(t: Tensor) -> Tensor:
-    return t.reshape(-1, t.shape[-1])
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 @dataclass(slots=True, eq=False)

@@ -136,7 +136,10 @@ class FNGD(torch.optim.SGD):
         self.detach()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch does; layers whose parameters come in are preconditioned from now on.
+        """As torch does; layers whose parameters come in are attached too.
+
+        While coefficients are derived they derive with the others. In the share phase they have none, take the plain
+        gradient and are warned of by name.
 
         Args:
             param_group: The parameters under "params", with settings that differ from the defaults.
@@ -174,7 +177,7 @@ class FNGD(torch.optim.SGD):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy is attached to the copy of the model; torch's `load_state_dict` comes by here too, without one."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if "preconditioner" in state:
+        if "preconditioner" in state and self.preconditioner.attached:
             self.preconditioner.follow(self)
 
 
@@ -183,9 +186,9 @@ def _check_update(
 ) -> None:
     numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
     for name, value in numbers.items():
-        if not 0 <= float(value) < math.inf:
+        if not isinstance(value, int | float | Tensor) or not 0 <= float(value) < math.inf:
             raise ValueError(f"{name}={value!r} must be a finite number, 0 or above, as in torch.optim.SGD")
-    if not math.isfinite(dampening):
+    if not isinstance(dampening, int | float) or not math.isfinite(dampening):
         raise ValueError(f"dampening={dampening!r} must be a finite number, as in torch.optim.SGD")
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(

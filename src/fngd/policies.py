@@ -6,6 +6,7 @@ what do sharing steps make of c̃. A new policy is a class with these three meth
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -103,5 +104,5 @@ class Constant(Policy):
 
 
 def _check_steps(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{name}={value!r} must be a whole number of steps, at least 1; len(loader) is one epoch")

@@ -7,18 +7,18 @@ next (clipping, accumulation, reduction over processes, any torch optimizer) wor
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from fngd.coefficients import History
 from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
 from fngd.layers.base import Layer
-from fngd.layers.registry import kinds, survey
+from fngd.layers.registry import Finding, kinds, survey
 from fngd.layers.run import Run
 from fngd.policies import Policy, Shared
 from fngd.settings import Settings
@@ -56,12 +56,15 @@ class NaturalGradient:
         Args:
             model: The model to precondition.
             optimizer: The optimizer whose steps are counted; layers none of whose parameters it holds are left alone.
-                Without it, the steps of whichever optimizer holds the first preconditioned parameter are counted.
+                Without it, the steps of whichever optimizer holds the first preconditioned parameter that is trained
+                are counted.
             alpha: The paper's damping rule λ = α‖UᵀU‖_F.
-            damping: A constant λ in place of the rule. With it the coefficients depend on the scale of the loss.
+            damping: A constant λ in place of the rule. With it the coefficients depend on the scale of the loss, a
+                GradScaler's included.
             derive_steps: Steps that derive coefficients before they are shared; `len(loader)` is one epoch.
             policy: When to derive and what to share, in place of `Shared(derive_steps)`.
-            scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
+            scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it. λ sees
+                the scale of the loss, a GradScaler's included.
             loss_reduction: How the loss adds up the samples, "mean" or "sum". It matters for λ only.
             batch_dim: The dimension of the model's inputs that counts the samples.
             exclude: Names of modules to leave alone, with everything below them.
@@ -81,10 +84,16 @@ class NaturalGradient:
         self.step_count = 0
         self.layers: list[Layer] = []
         self._run = Run(settings, policy, policy.derives(0))
-        self._exclude = tuple(exclude)
+        self._exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self._warned = False
+        self._optimizer = optimizer
+        self._hook: RemovableHandle | None = None
         held = model.parameters() if optimizer is None else _parameters(optimizer)
-        self.extend(held)
+        try:
+            self.extend(held)
+        except ValueError:
+            detach(model, self._run)
+            raise
         if not self.layers:
             names = ", ".join(sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds()))
             raise ValueError(
@@ -92,14 +101,17 @@ class NaturalGradient:
                 "why for each module; fngd.register_layer adds a kind; torch.optim.SGD trains it as it is"
             )
         attach_root(model, self._run)
+        self.attached = True
+        """Whether gradients are preconditioned: until `detach`."""
         self.follow(optimizer)
 
     def follow(self, optimizer: Optimizer | None) -> None:
         """Count the steps of an optimizer from now on.
 
         Args:
-            optimizer: The optimizer; None for whichever holds the first preconditioned parameter.
+            optimizer: The optimizer; None for whichever holds the first preconditioned parameter that is trained.
         """
+        self._optimizer = optimizer
         if optimizer is None:
             self._hook = register_optimizer_step_post_hook(self._after_any_step)
         else:
@@ -114,17 +126,21 @@ class NaturalGradient:
             parameters: Parameters of the model.
         """
         wanted = {id(parameter) for parameter in parameters}
-        for finding in survey(self.model, self._exclude):
-            inside = any(id(parameter) in wanted for parameter in finding.module.parameters())
-            if finding.kind is None or not inside or layer_of(finding.module) in self.layers:
-                continue
-            layer = _tied(self.layers, finding.parameters)
+        found = [
+            finding
+            for finding in survey(self.model, self._exclude)
+            if finding.kind is not None and any(id(parameter) in wanted for parameter in finding.module.parameters())
+        ]
+        for group in _tied(found):
+            held = list(dict.fromkeys(parameter for finding in group for parameter in finding.parameters))
+            layer = next((layer for f in group if (layer := layer_of(f.module)) in self.layers and layer), None)
             if layer is None:
-                layer = Layer(finding.name, finding.parameters, self._run)
+                layer = Layer(group[0].name, [], self._run)
                 self.layers.append(layer)
-            else:
-                layer.parameters += [p for p in finding.parameters if all(p is not held for held in layer.parameters)]
-            attach_layer(finding.module, layer, finding.kind.rule)
+            layer.parameters = held
+            for finding in group:
+                if finding.kind is not None and layer_of(finding.module) is not layer:
+                    attach_layer(finding.module, layer, finding.kind.rule)
 
     @property
     def phase(self) -> str:
@@ -147,7 +163,10 @@ class NaturalGradient:
 
     def detach(self) -> None:
         """Give the model back as it was. Gradients are plain from now on; coefficients and statistics stay readable."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self.attached = False
         detach(self.model, self._run)
 
     def __enter__(self) -> NaturalGradient:
@@ -190,22 +209,27 @@ class NaturalGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles are made of; the model's copy is plain and gets attached by `__setstate__`."""
-        kept = {key: vars(self)[key] for key in ("model", "_exclude", "_warned")}
+        kept = {key: vars(self)[key] for key in ("model", "attached", "_exclude", "_warned", "_optimizer")}
         held = [parameter for layer in self.layers for parameter in layer.parameters]
         run = (self._run.settings, self._run.policy)
         return {**kept, "held": held, "run": run, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Attach to the copied model."""
+        """Attach to the copied model, if the original was attached to its own."""
+        state = dict(state)
         held, (settings, policy), progress = (state.pop(key) for key in ("held", "run", "state"))
-        vars(self).update(state, layers=[], step_count=0)
+        vars(self).update(state, layers=[], step_count=0, _hook=None)
         self._run = Run(settings, policy, policy.derives(0))
         self.extend(held)
         attach_root(self.model, self._run)
         self.load_state_dict(progress)
+        if not self.attached:
+            detach(self.model, self._run)
+        elif self._optimizer is None or "param_groups" in vars(self._optimizer):
+            self.follow(self._optimizer)  # else it is an FNGD on its way, which will ask for it
 
     def _after_any_step(self, optimizer: Optimizer, *_: object) -> None:
-        first = self.layers[0].parameters[0]
+        first = next((p for layer in self.layers for p in layer.parameters if p.requires_grad), None)
         if any(parameter is first for parameter in _parameters(optimizer)):
             self._after_step()
 
@@ -226,24 +250,17 @@ class NaturalGradient:
         for layer in self.layers:
             if was_deriving or layer.shared is None:
                 layer.refresh()
-        silent = [layer.name for layer in self.layers if layer.trainable and layer.shared is None]
-        if silent and was_deriving:
-            warnings.warn(
-                f"fngd: {len(silent)} layers met no batch while coefficients were derived, {silent[0]!r} first: they "
-                "take the plain gradient",
-                stacklevel=2,
-            )
 
     def _warn_of_skipped(self) -> None:
         if self._warned:
             return
-        skipped = torch.stack([layer.history.skipped for layer in self.layers]).tolist()
-        bad = [layer.name for layer, count in zip(self.layers, skipped, strict=True) if count]
+        bad = [layer.name for layer in self.layers if layer.history.skipped > 0]
         if bad:
             self._warned = True
             warnings.warn(
-                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first: such a batch takes the "
-                "plain gradient and does not enter the shared coefficients. Said once; statistics() counts them",
+                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first (or a damping so small that "
+                "their Gram matrix cannot be factorised): such a batch takes the plain gradient and does not enter the "
+                "shared coefficients. Said once; statistics() counts them",
                 stacklevel=2,
             )
 
@@ -268,8 +285,12 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _tied(layers: list[Layer], parameters: tuple[nn.Parameter, ...]) -> Layer | None:
-    for layer in layers:
-        if any(mine is theirs for mine in layer.parameters for theirs in parameters):
-            return layer
-    return None
+def _tied(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """The findings in groups: modules that share a parameter, if only through others, are in one."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        mine = {id(parameter) for parameter in finding.parameters}
+        tied = [group for group in groups if any(id(p) in mine for other in group for p in other.parameters)]
+        groups = [group for group in groups if group not in tied]
+        groups.append([*(other for group in tied for other in group), finding])
+    return groups

@@ -89,6 +89,14 @@ def weighted_bias(use: Use, c: Tensor) -> Tensor:
     return c.flatten().expand(len(rows)).to(rows.dtype) @ rows
 
 
+NO_BACKWARD = -1
+
+
+def current_backward() -> int:
+    """A number for the backward pass under way, `NO_BACKWARD` outside of any."""
+    return torch._C._current_graph_task_id()
+
+
 DOUBLE_BACKWARD = (
     "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted gradient "
     "is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer"
@@ -132,9 +140,12 @@ class Notes:
         Args:
             finish: What turns the uses, each with the label given to `Deriving`, into the parameters' gradients.
         """
+        self.finished = False
+        """Whether the gradients have been asked for: uses that come later belong to another pass."""
         self._finish = finish
         self._uses: dict[int, tuple[Use, Any]] = {}
         self._expected = 0
+        self._backward = NO_BACKWARD
 
     def expect(self) -> int:
         """A number for one more use."""
@@ -142,12 +153,16 @@ class Notes:
         return self._expected - 1
 
     def note(self, number: int, use: Use, label: Any) -> None:
-        """Keep a use; a second backward through the same graph replaces it."""
+        """Keep a use; what an earlier backward left behind, such as one for an input's gradient alone, is dropped."""
+        backward = current_backward()
+        if backward != self._backward:
+            self._backward, self._uses = backward, {}
         self._uses[number] = (use, label)
 
     def finish(self) -> tuple[Tensor | None, ...]:
         """All gradients; the notes are empty again."""
         uses, self._uses = [self._uses[number] for number in sorted(self._uses)], {}
+        self.finished = True
         return self._finish(uses)
 
 

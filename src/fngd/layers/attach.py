@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any, cast
 
 import torch
@@ -97,14 +97,20 @@ def _restore(module: nn.Module) -> None:
 def _attached(base: type[nn.Module]) -> type[nn.Module]:
     """The subclass of `base` that attached modules are of."""
 
+    @wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment: Attachment | None = self.__dict__.get(_KEY)
-        if attachment is not None and torch.is_grad_enabled():
-            for run in attachment.roots:
-                run.begin(args, kwargs)
+        if attachment is None or not torch.is_grad_enabled():
+            return base.forward(self, *args, **kwargs)
+        for run in attachment.roots:
+            run.enter(args, kwargs)
+        try:
             if self.training and attachment.layer is not None and attachment.rule is not None:
                 return attachment.rule(self, attachment.layer, *args, **kwargs)
-        return base.forward(self, *args, **kwargs)
+            return base.forward(self, *args, **kwargs)
+        finally:
+            for run in attachment.roots:
+                run.leave()
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         plain = base.__new__(base)

@@ -8,7 +8,9 @@ gradient.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,11 +44,12 @@ def attention(
         raise RuntimeError("is_causal=True needs attn_mask as well, as in torch.nn.MultiheadAttention")
     batched = query.dim() == 3
     batch_dim = 0 if module.batch_first or not batched else 1
+    one = functools.partial(layer.linear, batch_dim=batch_dim, batch=None if batched else 1)
     inputs = _Inputs(query, key, value) if batched else _Inputs(query, key, value).unsqueeze()
-    q, k, v = (_heads(t, module.num_heads, batch_dim) for t in _in_projection(module, layer, inputs, batch_dim))
+    q, k, v = (_heads(t, module.num_heads, batch_dim) for t in _in_projection(module, one, inputs))
     k, v, extra = _extended(module, k, v)
     causal_hint = is_causal and key_padding_mask is None and not need_weights
-    mask = None if causal_hint else _mask(attn_mask, key_padding_mask, q, extra)
+    mask = None if causal_hint else _mask(attn_mask, key_padding_mask, q, k.shape[2] - extra, extra)
     dropout = module.dropout if module.training else 0.0
     weights: Tensor | None = None
     if need_weights:
@@ -55,7 +58,7 @@ def attention(
         attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal_hint)
     joined = attended.transpose(1, 2).flatten(2)
     joined = joined if batch_dim == 0 else joined.transpose(0, 1)
-    output = project(module.out_proj, layer_of(module.out_proj), joined, batch_dim)
+    output = project(module.out_proj, layer_of(module.out_proj), joined, batch_dim, None if batched else 1)
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     if batched:
@@ -76,7 +79,7 @@ class _Inputs(NamedTuple):
 
 
 def _in_projection(
-    module: nn.MultiheadAttention, layer: Layer, inputs: _Inputs, batch_dim: int
+    module: nn.MultiheadAttention, linear: Callable[..., Tensor], inputs: _Inputs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, each (·, ·, E), with as few products as the inputs allow."""
     width, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
@@ -85,13 +88,13 @@ def _in_projection(
         return None if t is None else t[start * width : stop * width]
 
     def projected(x: Tensor, weight: Tensor, start: int, stop: int) -> Tensor:
-        return layer.linear(x, weight, rows(bias, start, stop), batch_dim)
+        return linear(x, weight, rows(bias, start, stop))
 
     if weight is None:
         separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         q, k, v = (projected(x, w, i, i + 1) for i, (x, w) in enumerate(zip(inputs, separate, strict=True)))
     elif inputs.query is inputs.key and inputs.key is inputs.value:
-        q, k, v = layer.linear(inputs.query, weight, bias, batch_dim).chunk(3, -1)
+        q, k, v = linear(inputs.query, weight, bias).chunk(3, -1)
     elif inputs.key is inputs.value:
         q = projected(inputs.query, weight[:width], 0, 1)
         k, v = projected(inputs.key, weight[width:], 1, 3).chunk(2, -1)
@@ -119,21 +122,30 @@ def _extended(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tens
     return k, v, extra
 
 
-def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, extra: int) -> Tensor | None:
+def _mask(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, length: int, extra: int
+) -> Tensor | None:
     """The two masks as one term that is added to the scores, broadcastable to (M, heads, L, S + extra)."""
+    M, heads, L, S = (*q.shape[:3], length)
     terms = []
     if attn_mask is not None:
-        mask = _added(attn_mask, q.dtype)
+        mask = _added("attn_mask", attn_mask, q.dtype, [(L, S), (M * heads, L, S)])
         terms.append(mask if mask.dim() == 2 else mask.unflatten(0, (len(q), -1)))
     if key_padding_mask is not None:
-        mask = _added(key_padding_mask, q.dtype)
+        mask = _added("key_padding_mask", key_padding_mask, q.dtype, [(M, S)] if M > 1 else [(M, S), (S,)])
         terms.append(mask.view(-1, 1, 1, mask.shape[-1]))
     padded = [F.pad(term, (0, extra)) for term in terms]
     return padded[0] + padded[1] if len(padded) == 2 else next(iter(padded), None)
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _added(name: str, mask: Tensor, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> Tensor:
     """A mask as numbers to add: a boolean True forbids."""
+    if tuple(mask.shape) not in shapes or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise RuntimeError(
+            f"{name} must be of shape {wanted} and boolean or floating point, as in torch.nn.MultiheadAttention, but "
+            f"is of shape {tuple(mask.shape)} and {mask.dtype}"
+        )
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)

@@ -7,9 +7,11 @@ the same name. The layer finds the samples in the input, takes or derives the co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fngd.coefficients import History
@@ -42,14 +44,23 @@ class Layer:
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
         self._operations: dict[Hashable, Operation] = {}
-        self._weights: dict[Operation, Tensor] = {}
+        self._spread: dict[Operation, Tensor] = {}
+        self._fits: int | None = None
+        """The largest batch that `shared` fits; None for any."""
 
     @property
     def trainable(self) -> bool:
         """Whether there is anything to weight."""
         return any(parameter.requires_grad for parameter in self.parameters)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_dim: int | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        batch_dim: int | None = None,
+        batch: int | None = None,
+    ) -> Tensor:
         """`torch.nn.functional.linear` with weighted parameter gradients.
 
         Args:
@@ -57,17 +68,21 @@ class Layer:
             weight: A parameter of the layer or a view of one, (d_out, d_in).
             bias: Likewise, (d_out,).
             batch_dim: The dimension of x that counts the samples; the run's by default.
+            batch: The number of samples; that of the model's batch by default.
 
         Returns:
             x weightᵀ + bias.
         """
-        key = (x.shape, self.run.batch, batch_dim)
+        if not self.trainable:
+            return F.linear(x, weight, bias)
+        batch = self.run.batch if batch is None else batch
+        key = (x.shape, batch, batch_dim)
         operation = self._operations.get(key)
         if operation is None:
             if x.dim() == 1:
-                return self.linear(x.unsqueeze(0), weight, bias, 0).squeeze(0)
+                return self.linear(x.unsqueeze(0), weight, bias, 0, batch=1).squeeze(0)
             batch_dim = self.run.settings.batch_dim if batch_dim is None else batch_dim
-            operation = self._remember(key, Linear(self._samples(x, x.shape[:-1], batch_dim)))
+            operation = self._remember(key, Linear(self._samples(x, x.shape[:-1], batch_dim, batch)))
         return self.apply(operation, x, weight, bias)
 
     def convolution(
@@ -94,22 +109,26 @@ class Layer:
         Returns:
             What `torch.nn.functional.conv1d`, `conv2d` or `conv3d` returns.
         """
-        key = (x.shape, self.run.batch, stride, padding, dilation, groups)
+        geometry, batch = (stride, padding, dilation), self.run.batch
+        if x.dim() == weight.dim() - 1:
+            one = Convolution(Samples(0, 1), *geometry, groups=groups)
+            return self.apply(one, x.unsqueeze(0), weight, bias).squeeze(0)
+        key = (x.shape, batch, geometry, groups)
         operation = self._operations.get(key)
         if operation is None:
-            if x.dim() == weight.dim() - 1:
-                return self.convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-            samples = self._samples(x, x.shape[:1], 0)
-            operation = self._remember(key, Convolution(samples, stride, padding, dilation, groups=groups))
+            samples = self._samples(x, x.shape[:1], 0, batch) if self.trainable else Samples(0, len(x))
+            operation = self._remember(key, Convolution(samples, *geometry, groups=groups))
         return self.apply(operation, x, weight, bias)
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that returns weighted gradients."""
+        if not self.trainable:
+            return operation.forward(x, weight, bias)
         if self.run.deriving:
             return self._derive(operation, x, weight, bias)
-        c = self._weights.get(operation)
+        c = self._spread.get(operation)
         if c is None:
-            c = self._weights[operation] = self._coefficients(operation.samples, x)
+            c = self._spread[operation] = self._coefficients(operation.samples, x)
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
@@ -120,18 +139,22 @@ class Layer:
         if not uses:
             return tuple(None for _ in self.parameters)
         with torch.autocast(uses[0][0].z.device.type, enabled=False):
-            factors = self._derived(uses) if uses[0][0].operation.samples.M else torch.ones(1)
+            empty = any(use.x.numel() == 0 or use.z.numel() == 0 for use, _ in uses)
+            factors = uses[0][0].z.new_ones(1) if empty else self._derived(uses)
             return weighted_gradients(uses, factors, self.parameters, self.run.scratch)
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
-        self._weights.clear()
+        self._spread.clear()
         if self.history.mean is None:
             return
-        shared = self.run.policy.share(self.history.mean)
+        mean, policy = self.history.mean, self.run.policy
+        shared = policy.share(mean)
+        self._fits = None if len(policy.share(mean.new_ones(2))) == 1 else len(mean)
         self.shared = shared[:1] if (shared == shared[0]).all() else shared
-        if self.run.settings.scale_by_damping:
-            self.shared = (self.shared / self.history.measures.damping.to(self.shared.device)).to(self.shared.dtype)
+        lam = self.history.measures.damping.to(mean)
+        if self.run.settings.scale_by_damping and lam > 0:
+            self.shared = self.shared / lam
 
     def part(self, t: Tensor) -> Part | None:
         """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
@@ -144,19 +167,32 @@ class Layer:
 
     def _derive(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that derives the coefficients on its way back."""
-        if not self.trainable:
-            return operation.forward(x, weight, bias)
         label = Label(self.part(weight), None if bias is None else self.part(bias))
-        if self not in self.run.notes:
-            notes = Notes(self.finish)
-            token: Tensor = Join.apply(notes, *self.parameters)  # type: ignore[no-untyped-call]
-            self.run.notes[self] = (token, notes)
-        token, notes = self.run.notes[self]
+        if label == (None, None):
+            return operation.forward(x, weight, bias)
+        token, notes = self._noted()
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
+
+    def _noted(self) -> tuple[Tensor, Notes]:
+        """The token and the notes that all uses of the layer in this forward pass share."""
+        opened = self.run.open()
+        token, notes = opened.get(self, (None, None))
+        if notes is not None and notes.finished:
+            warnings.warn(
+                f"fngd: layer {self.name!r} is used in several parts of the model that are checkpointed one by one "
+                "(use_reentrant=True): coefficients are derived from each part alone. With use_reentrant=False they "
+                "are derived from all of them",
+                stacklevel=2,
+            )
+        if token is None or notes is None or notes.finished:
+            notes = Notes(self.finish)
+            token = Join.apply(notes, *self.parameters)  # type: ignore[no-untyped-call]
+            opened[self] = (token, notes)
+        return token, notes
 
     def _derived(self, uses: Uses) -> Tensor:
         """The factors of this batch's samples; its coefficients enter the history."""
@@ -173,7 +209,7 @@ class Layer:
         """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
         if len(self._operations) >= MOST_SHAPES:
             self._operations.clear()
-            self._weights.clear()
+            self._spread.clear()
         self._operations[key] = operation
         return operation
 
@@ -181,41 +217,48 @@ class Layer:
         """The shared coefficients for a batch, shaped like x; a single 1 if none were ever derived."""
         c, M = self.shared, samples.M
         if c is None:
+            warnings.warn(
+                f"fngd: layer {self.name!r} met no batch while coefficients were derived: it takes the plain gradient. "
+                "To derive anew, call detach() and make a new optimizer",
+                stacklevel=2,
+            )
             c = torch.ones(1, dtype=gram_dtype(x.dtype), device=x.device)
-        elif M < len(c) > 1:
-            c = c[:M] * (c.mean() / c[:M].mean())
-        elif M > len(c) > 1:
+        elif self._fits is not None and self._fits < M:
             raise RuntimeError(
                 f"fngd: layer {self.name!r} meets a batch of {M} samples (input {tuple(x.shape)}), but its shared "
-                f"coefficients were derived for batches of {len(c)}: derive with the largest batch size, use batches "
-                f"of at most {len(c)}, or take policy=fngd.Constant(…), which fits any batch size"
+                f"coefficients were derived for batches of {self._fits}: derive with the largest batch size, use "
+                f"batches of at most {self._fits}, or take policy=fngd.Constant(…), which fits any batch size"
             )
+        elif M < len(c) > 1:
+            c = c[:M] * (c.mean() / c[:M].mean())
         return samples.spread(c, x.dim())
 
-    def _samples(self, x: Tensor, leading: Sequence[int], batch_dim: int) -> Samples:
+    def _samples(self, x: Tensor, leading: Sequence[int], batch_dim: int, batch: int | None) -> Samples:
         """Where in x the samples of the model's batch are."""
         axis = min(batch_dim, len(leading) - 1)
-        size, batch = leading[axis], self.run.batch
+        size = leading[axis]
         if batch is None or size == batch:
             return Samples(axis, size)
         if batch > 0 and size > 0 and size % batch == 0:
             return Samples(axis, batch, size // batch, sample_major=batch_dim == 0)
-        return self.misfit(x, axis) if self.trainable else Samples(axis, size)
-
-    def misfit(self, x: Tensor, axis: int) -> Samples:
-        """The input does not fit the batch: stop."""
-        raise RuntimeError(f"fngd: {self.misfit_message(x, axis)}")
-
-    def misfit_message(self, x: Tensor, axis: int) -> str:
-        """What does not fit, and what to do about it."""
-        return (
-            f"layer {self.name!r} got an input of shape {tuple(x.shape)}: {x.shape[axis]} entries in dimension {axis} "
-            f"are no multiple of the model's batch of {self.run.batch} samples (dimension "
-            f"{self.run.settings.batch_dim} of its first input). If the samples lie in another dimension, pass "
-            f"batch_dim=…; if this layer does not see samples at all, pass exclude=[{self.name!r}]"
+        return self.misfit(
+            f"layer {self.name!r} got an input of shape {tuple(x.shape)}: {size} entries in dimension {axis} are no "
+            f"multiple of the model's batch of {batch} samples (dimension {self.run.settings.batch_dim} of its first "
+            f"input). If the samples lie in another dimension, pass batch_dim=…; if this layer does not see samples at "
+            f"all, pass exclude=[{self.name!r}]",
+            Samples(axis, size),
         )
+
+    def misfit(self, message: str, _: Samples) -> Samples:
+        """An input does not fit the batch: stop; the doctor goes on with what would have been taken otherwise."""
+        raise RuntimeError(f"fngd: {message}")
 
 
 def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What torch's autocast does to the arguments of a product: float64 is left alone."""
     dtype = torch.get_autocast_dtype(x.device.type)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def cast(t: Tensor) -> Tensor:
+        return t if t.dtype == torch.float64 else t.to(dtype)
+
+    return cast(x), cast(weight), None if bias is None else cast(bias)

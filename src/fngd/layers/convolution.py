@@ -9,9 +9,9 @@ from fngd.layers.base import Layer
 from fngd.layers.registry import register_layer
 
 
-@register_layer(nn.Conv1d)
-@register_layer(nn.Conv2d)
-@register_layer(nn.Conv3d)
+@register_layer(nn.Conv1d, replaces=("forward", "_conv_forward"))
+@register_layer(nn.Conv2d, replaces=("forward", "_conv_forward"))
+@register_layer(nn.Conv3d, replaces=("forward", "_conv_forward"))
 def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, layer: Layer, x: Tensor) -> Tensor:
     """x: (M, channels, *space). Paddings that are not the same zeros on both sides are done first, by torch."""
     padding = module.padding

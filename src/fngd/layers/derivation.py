@@ -49,7 +49,8 @@ def derive(uses: Uses, settings: Settings) -> Derived:
     valid = c.isfinite().all()
     c = torch.where(valid, c, 1.0)
     true_lam = lam.double() * unit
-    factors = torch.where(valid, c / true_lam, 1.0).to(c.dtype) if settings.scale_by_damping else c
+    scaled = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
+    factors = scaled if settings.scale_by_damping else c
     return Derived(c, factors, measure(K, c, true_lam), valid)
 
 

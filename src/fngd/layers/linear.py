@@ -24,8 +24,8 @@ def transposed_linear(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
     return layer.linear(x, weight.t(), bias)
 
 
-def project(module: nn.Linear, layer: Layer | None, x: Tensor, batch_dim: int) -> Tensor:
+def project(module: nn.Linear, layer: Layer | None, x: Tensor, batch_dim: int, batch: int | None) -> Tensor:
     """A linear module inside another one whose rule knows where the samples are; plain if it has no layer."""
     if layer is None:
         return F.linear(x, module.weight, module.bias)
-    return layer.linear(x, module.weight, module.bias, batch_dim)
+    return layer.linear(x, module.weight, module.bias, batch_dim, batch)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 Rule = Callable[..., Any]
 
@@ -23,13 +24,18 @@ class Kind(NamedTuple):
     rule: Rule
     parameters: tuple[str, ...]
     """The names of the module's parameters that the rule weights; those a module lacks are passed over."""
+    replaces: tuple[str, ...]
+    """The methods that the rule stands in for: a subclass that overrides one needs a rule of its own."""
 
 
 _kinds: dict[type[nn.Module] | str, Kind] = {}
 
 
 def register_layer(
-    kind: type[nn.Module] | str, *, parameters: tuple[str, ...] = ("weight", "bias")
+    kind: type[nn.Module] | str,
+    *,
+    parameters: tuple[str, ...] = ("weight", "bias"),
+    replaces: tuple[str, ...] = ("forward",),
 ) -> Callable[[Rule], Rule]:
     """Add a kind of layer: the decorated function becomes its forward pass.
 
@@ -40,6 +46,7 @@ def register_layer(
     Args:
         kind: The module class, or its full dotted name if importing it here is not wanted.
         parameters: Names of the parameters that share a vector of coefficients.
+        replaces: Methods that the rule stands in for; a subclass that overrides one of them is not covered.
 
     Returns:
         A decorator that gives the function back unchanged.
@@ -61,7 +68,7 @@ def register_layer(
         raise TypeError(f"kind={kind!r} must be a torch.nn.Module class or the full dotted name of one")
 
     def register(rule: Rule) -> Rule:
-        _kinds[kind] = Kind(rule, parameters)
+        _kinds[kind] = Kind(rule, parameters, replaces)
         return rule
 
     return register
@@ -98,6 +105,7 @@ def survey(model: nn.Module, exclude: Collection[str] = ()) -> list[Finding]:
         ValueError: If a name in `exclude` is not in the model.
     """
     modules = dict(model.named_modules())
+    exclude = (exclude,) if isinstance(exclude, str) else exclude
     for name in exclude:
         if name not in modules:
             raise ValueError(f"exclude={name!r} names no module of the model; names are those of model.named_modules()")
@@ -109,6 +117,8 @@ def _find(name: str, module: nn.Module, exclude: Collection[str]) -> Finding:
     if any(name == outer or name.startswith(f"{outer}.") for outer in exclude):
         return Finding(name, module, None, (), "excluded")
     kind, reason = _kind_of(getattr(type(module), "_fngd_base", type(module)))
+    if kind is not None and "forward" in vars(module):
+        kind, reason = None, "its forward was replaced on the instance"
     if kind is None:
         return Finding(name, module, None, (), reason)
     held = dict(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -116,6 +126,8 @@ def _find(name: str, module: nn.Module, exclude: Collection[str]) -> Finding:
     if computed:
         return Finding(name, module, None, (), f"{computed[0]} is computed (parametrized), not a parameter")
     parameters = tuple(held[key] for key in kind.parameters if key in held)
+    if any(is_lazy(parameter) for parameter in parameters):
+        return Finding(name, module, None, (), "lazy: run one forward pass before you attach")
     if not all(parameter.is_floating_point() for parameter in parameters):
         return Finding(name, module, None, (), f"{parameters[0].dtype} is not real floating point")
     return Finding(name, module, kind, parameters, "")
@@ -127,7 +139,8 @@ def _kind_of(cls: type[nn.Module]) -> tuple[Kind | None, str]:
         kind = _kinds.get(base) or _kinds.get(f"{base.__module__}.{base.__qualname__}")
         if kind is None:
             continue
-        if cls.forward is getattr(base, "forward", None):
+        own = [method for method in kind.replaces if getattr(cls, method) is not getattr(base, method)]
+        if not own:
             return kind, ""
-        return None, f"{cls.__name__} overrides the forward of {base.__name__}: add a rule with fngd.register_layer"
+        return None, f"{cls.__name__} overrides the {own[0]} of {base.__name__}: add a rule with fngd.register_layer"
     return None, f"no rule for {cls.__name__}"

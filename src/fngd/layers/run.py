@@ -1,4 +1,9 @@
-"""What the layers of one attached model share: the phase, the batch at hand, the forward pass under way."""
+"""What the layers of one attached model share: the phase, the batch at hand, the forward pass under way.
+
+A sample is what enters the model: inside the model's own forward pass, its first input says how many there are, and
+all uses of a layer belong together. A layer called from outside of it is a batch of its own. Activation checkpointing
+runs parts of the forward pass again during the backward pass; the batch size is then that of the latest forward pass.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ from torch import Tensor
 
 from fngd.policies import Policy
 from fngd.settings import Settings
-from fngd.weighted import Notes, Scratch
+from fngd.weighted import NO_BACKWARD, Notes, Scratch, current_backward
+
+Open = dict[object, tuple[Tensor, Notes]]
+"""Layers used in a pass, each with the token its parameters hang on and the notes on its uses."""
 
 
 @dataclass
@@ -19,23 +27,38 @@ class Run:
     settings: Settings
     policy: Policy
     deriving: bool
-    batch: int | None = None
-    """Samples in the model's current batch; None until the model itself has been called."""
-    notes: dict[object, tuple[Tensor, Notes]] = field(default_factory=dict)
-    """The layers used in the current forward pass, each with its token, while coefficients are being derived."""
     scratch: Scratch = field(default_factory=Scratch)
+    _depth: int = 0
+    """Calls of the model's forward that are under way."""
+    _latest: int | None = None
+    """Samples in the latest batch."""
+    _open: Open = field(default_factory=dict)
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass of the model starts: note the batch size, forget the uses of the pass before."""
-        x = _first_tensor((*args, *kwargs.values()))
-        dim = self.settings.batch_dim
-        self.batch = x.shape[dim] if x is not None and x.dim() > dim else None
-        if self.deriving:
-            self.notes = {}
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pass of the model starts; a model that calls itself is still in the same pass."""
+        self._depth += 1
+        if self._depth == 1:
+            x, dim = _first_tensor((*args, *kwargs.values())), self.settings.batch_dim
+            self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
+            if self.deriving:
+                self._open = {}
+
+    def leave(self) -> None:
+        """A forward pass of the model is over."""
+        self._depth -= 1
 
     def end(self) -> None:
-        """An optimizer step is over: what it knew of its batch does not hold for the next."""
-        self.batch, self.notes = None, {}
+        """An optimizer step is over: what was known of its batch does not hold for the next."""
+        self._latest, self._open = None, {}
+
+    @property
+    def batch(self) -> int | None:
+        """Samples in the batch that layers meet now; None if a layer was called from outside of the model."""
+        return self._latest if self._depth or current_backward() != NO_BACKWARD else None
+
+    def open(self) -> Open:
+        """The layers whose uses belong together with a use that is made now."""
+        return self._open if self._depth or current_backward() != NO_BACKWARD else {}
 
 
 def _first_tensor(values: Any) -> Tensor | None:
