@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 convolution_backward = torch.ops.aten.convolution_backward.default
 
 Needs = tuple[bool, bool, bool]
@@ -137,13 +138,15 @@ class Convolution(Operation):
     dilation: tuple[int, ...]
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+        convolve = CONVOLVE[len(self.stride)]
         return convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
-        geometry = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
-        gradients = convolution_backward(z, x, weight, weight.shape[:1], *geometry, needs)
-        return gradients[0], gradients[1], gradients[2] if needs[2] else None
+        sizes, none, transposed = (len(weight),), (0,) * len(self.stride), False
+        gradients: Gradients = convolution_backward(
+            z, x, weight, sizes, self.stride, self.padding, self.dilation, transposed, none, self.groups, needs
+        )
+        return gradients if needs[2] else (gradients[0], gradients[1], None)
 
     def entry_rows(self, z: Tensor) -> Tensor:
         return z.flatten(2).sum(2)

@@ -102,15 +102,11 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
         attachment: Attachment | None = self.__dict__.get(_KEY)
         if attachment is None or not torch.is_grad_enabled():
             return base.forward(self, *args, **kwargs)
-        for run in attachment.roots:
-            run.enter(args, kwargs)
-        try:
-            if self.training and attachment.layer is not None and attachment.rule is not None:
-                return attachment.rule(self, attachment.layer, *args, **kwargs)
-            return base.forward(self, *args, **kwargs)
-        finally:
-            for run in attachment.roots:
-                run.leave()
+        if attachment.roots:
+            return _as_root(self, base, attachment, args, kwargs)
+        if self.training and attachment.rule is not None:
+            return attachment.rule(self, attachment.layer, *args, **kwargs)
+        return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         plain = base.__new__(base)
@@ -123,3 +119,18 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
 
     members = {"forward": forward, "__reduce_ex__": reduce, "_fngd_base": base, "__module__": base.__module__}
     return type(base.__name__, (base,), members)
+
+
+def _as_root(
+    module: nn.Module, base: type[nn.Module], attachment: Attachment, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The forward pass of a module that tells its runs when it begins and ends."""
+    for run in attachment.roots:
+        run.enter(args, kwargs)
+    try:
+        if module.training and attachment.rule is not None:
+            return attachment.rule(module, attachment.layer, *args, **kwargs)
+        return base.forward(module, *args, **kwargs)
+    finally:
+        for run in attachment.roots:
+            run.leave()

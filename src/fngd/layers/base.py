@@ -73,12 +73,14 @@ class Layer:
         Returns:
             x weightᵀ + bias.
         """
-        if not self.trainable:
-            return F.linear(x, weight, bias)
         batch = self.run.batch if batch is None else batch
+        if batch is None:
+            batch = self.run.recomputed_batch()
         key = (x.shape, batch, batch_dim)
         operation = self._operations.get(key)
         if operation is None:
+            if not self.trainable:
+                return F.linear(x, weight, bias)
             if x.dim() == 1:
                 return self.linear(x.unsqueeze(0), weight, bias, 0, batch=1).squeeze(0)
             batch_dim = self.run.settings.batch_dim if batch_dim is None else batch_dim
@@ -109,23 +111,27 @@ class Layer:
         Returns:
             What `torch.nn.functional.conv1d`, `conv2d` or `conv3d` returns.
         """
-        geometry, batch = (stride, padding, dilation), self.run.batch
-        if x.dim() == weight.dim() - 1:
-            one = Convolution(Samples(0, 1), *geometry, groups=groups)
-            return self.apply(one, x.unsqueeze(0), weight, bias).squeeze(0)
-        key = (x.shape, batch, geometry, groups)
+        batch = self.run.batch
+        if batch is None:
+            batch = self.run.recomputed_batch()
+        key = (x.shape, batch, stride, padding, dilation, groups)
         operation = self._operations.get(key)
         if operation is None:
+            if x.dim() == weight.dim() - 1:
+                one = Convolution(Samples(0, 1), stride, padding, dilation, groups=groups)
+                return self.apply(one, x.unsqueeze(0), weight, bias).squeeze(0)
             samples = self._samples(x, x.shape[:1], 0, batch) if self.trainable else Samples(0, len(x))
-            operation = self._remember(key, Convolution(samples, *geometry, groups=groups))
+            operation = Convolution(samples, stride, padding, dilation, groups=groups)
+            if self.trainable:
+                self._remember(key, operation)
         return self.apply(operation, x, weight, bias)
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that returns weighted gradients."""
-        if not self.trainable:
-            return operation.forward(x, weight, bias)
         if self.run.deriving:
             return self._derive(operation, x, weight, bias)
+        if not weight.requires_grad and (bias is None or not bias.requires_grad):
+            return operation.forward(x, weight, bias)
         c = self._spread.get(operation)
         if c is None:
             c = self._spread[operation] = self._coefficients(operation.samples, x)

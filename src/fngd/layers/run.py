@@ -27,11 +27,13 @@ class Run:
     settings: Settings
     policy: Policy
     deriving: bool
+    batch: int | None = None
+    """Samples in the batch of the model's forward pass under way; None outside of one."""
     scratch: Scratch = field(default_factory=Scratch)
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
-    """Samples in the latest batch."""
+    """`batch` of the latest forward pass."""
     _open: Open = field(default_factory=dict)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -39,22 +41,23 @@ class Run:
         self._depth += 1
         if self._depth == 1:
             x, dim = _first_tensor((*args, *kwargs.values())), self.settings.batch_dim
-            self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
+            self.batch = self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
             if self.deriving:
                 self._open = {}
 
     def leave(self) -> None:
         """A forward pass of the model is over."""
         self._depth -= 1
+        if self._depth == 0:
+            self.batch = None
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self._latest, self._open = None, {}
 
-    @property
-    def batch(self) -> int | None:
-        """Samples in the batch that layers meet now; None if a layer was called from outside of the model."""
-        return self._latest if self._depth or current_backward() != NO_BACKWARD else None
+    def recomputed_batch(self) -> int | None:
+        """Samples in the batch of a part that is run again during a backward pass; None outside of one."""
+        return self._latest if current_backward() != NO_BACKWARD else None
 
     def open(self) -> Open:
         """The layers whose uses belong together with a use that is made now."""
