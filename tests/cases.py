@@ -15,7 +15,6 @@ class Case:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     batch_dim: int = 0
-    inputs: int = 1
     layers: int | None = None
     """How many layers are preconditioned, where that is not one for each module with a rule."""
 
@@ -23,7 +22,7 @@ class Case:
         """The model, its inputs and targets, always the same ones."""
         torch.manual_seed(0)
         model = self.build().to(dtype)
-        inputs = [torch.randn(self.shape, dtype=torch.float64).to(dtype) for _ in range(self.inputs)]
+        inputs = [torch.randn(self.shape, dtype=torch.float64).to(dtype)]
         with torch.no_grad():
             output = copy.deepcopy(model).eval()(*inputs)
         targets = torch.randn_like(output.movedim(self.batch_dim, 0))

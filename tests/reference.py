@@ -5,7 +5,6 @@ batch, which also holds where BatchNorm ties the samples together. Both return U
 """
 
 import torch
-from torch import nn
 
 
 def flat(tensors):
@@ -75,18 +74,3 @@ def natural_gradient(U, lam):
 def relative_error(actual, expected):
     scale = expected.norm()
     return ((actual.to(expected.dtype) - expected).norm() / scale).item() if scale > 0 else actual.norm().item()
-
-
-def parameters_of(model, names):
-    return [dict(model.named_parameters(remove_duplicate=False))[name] for name in names]
-
-
-class Residual(nn.Module):
-    """y = x + inner(x)."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return x + self.inner(x)

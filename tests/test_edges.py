@@ -32,6 +32,12 @@ def step(model, optimizer, x, y):
     optimizer.step()
 
 
+def natural_gradient(plain, x, y):
+    """What p.grad of all parameters together must be, if they are one layer."""
+    U = reference.alone(plain, cross_entropy, [x], y, list(plain.parameters()))
+    return U @ reference.coefficients(U, reference.damping(U, 0.005)) / len(y)
+
+
 def gradients(model):
     return [p.grad.clone() for p in model.parameters()]
 
@@ -165,17 +171,12 @@ def test_a_checkpointed_layer_used_twice_is_exact_without_reentry_and_named_with
     x, y = batch(6)
     x.requires_grad_()
 
-    def loss(output, y):
-        return cross_entropy(output, y)
-
     fngd.FNGD(model, lr=0.1, derive_steps=1)
-    loss(model(x), y).backward()
-    U = reference.alone(plain, loss, [x.detach()], y, list(plain.parameters()))
-    expected = U @ reference.coefficients(U, reference.damping(U, 0.005)) / 6
-    assert relative_error(reference.flat(gradients(model)), expected) <= 1e-10
+    cross_entropy(model(x), y).backward()
+    assert relative_error(reference.flat(gradients(model)), natural_gradient(plain, x.detach(), y)) <= 1e-10
     fngd.FNGD(again, lr=0.1, derive_steps=1)
     with pytest.warns(UserWarning, match="use_reentrant=False"):
-        loss(again(x), y).backward()
+        cross_entropy(again(x), y).backward()
 
 
 class Halves(nn.Module):
@@ -239,9 +240,7 @@ def test_a_model_that_calls_itself_is_one_pass():
     plain, (x, y) = copy.deepcopy(model), batch(6)
     fngd.FNGD(model, lr=0.1, derive_steps=1)
     cross_entropy(model(x), y).backward()
-    U = reference.alone(plain, cross_entropy, [x], y, list(plain.parameters()))
-    expected = U @ reference.coefficients(U, reference.damping(U, 0.005)) / 6
-    assert relative_error(reference.flat(gradients(model)), expected) <= 1e-10
+    assert relative_error(reference.flat(gradients(model)), natural_gradient(plain, x, y)) <= 1e-10
 
 
 def test_steps_are_counted_when_the_first_layer_is_frozen_and_in_no_optimizer():
@@ -365,10 +364,28 @@ def test_ties_through_a_third_module_make_one_layer():
     plain = copy.deepcopy(model)
     x, y = torch.randn(5, 4, dtype=torch.float64), torch.randint(4, (5,))
     cross_entropy(model(x), y).backward()
-    parameters = list(plain.parameters())
-    U = reference.alone(plain, cross_entropy, [x], y, parameters)
-    expected = U @ reference.coefficients(U, reference.damping(U, 0.005)) / 5
-    assert relative_error(reference.flat(gradients(model)), expected) <= 1e-10
+    assert relative_error(reference.flat(gradients(model)), natural_gradient(plain, x, y)) <= 1e-10
+
+
+def test_a_tied_module_whose_own_bias_is_added_later_is_in_the_same_layer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    model[1].weight = model[0].weight
+    optimizer = fngd.FNGD(model, model[0].parameters(), lr=0.1, derive_steps=1)
+    optimizer.add_param_group({"params": [model[1].bias]})
+    plain, (x, y) = copy.deepcopy(model), (torch.randn(5, 4, dtype=torch.float64), torch.randint(4, (5,)))
+    cross_entropy(model(x), y).backward()
+    assert len(optimizer.preconditioner.layers) == 1
+    assert relative_error(reference.flat(gradients(model)), natural_gradient(plain, x, y)) <= 1e-10
+
+
+def test_a_layer_without_coefficients_is_warned_of_once_not_at_every_step():
+    model = network()
+    optimizer = fngd.FNGD(model, model[2].parameters(), lr=0.1, derive_steps=1)
+    step(model, optimizer, *batch(6))
+    optimizer.add_param_group({"params": model[0].parameters()})
+    with pytest.warns(UserWarning, match="'0' met no batch"):
+        step(model, optimizer, *batch(6))
+    step(model, optimizer, *batch(6))
 
 
 def test_float64_is_left_alone_by_autocast_as_torch_leaves_it():

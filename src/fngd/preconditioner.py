@@ -126,12 +126,9 @@ class NaturalGradient:
             parameters: Parameters of the model.
         """
         wanted = {id(parameter) for parameter in parameters}
-        found = [
-            finding
-            for finding in survey(self.model, self._exclude)
-            if finding.kind is not None and any(id(parameter) in wanted for parameter in finding.module.parameters())
-        ]
-        for group in _tied(found):
+        for group in _tied([finding for finding in survey(self.model, self._exclude) if finding.kind is not None]):
+            if not any(id(parameter) in wanted for finding in group for parameter in finding.module.parameters()):
+                continue
             held = list(dict.fromkeys(parameter for finding in group for parameter in finding.parameters))
             layer = next((layer for f in group if (layer := layer_of(f.module)) in self.layers and layer), None)
             if layer is None:
@@ -205,6 +202,7 @@ class NaturalGradient:
             moved: dict[str, Any] = {k: None if v is None else v.to(device).clone() for k, v in values.items()}
             layer.history = History(**moved)
             layer.shared = None
+            layer.refresh()
         self._start(state["step"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,10 +243,8 @@ class NaturalGradient:
         was_deriving = self._run.deriving
         self.step_count = step
         self._run.deriving = self._run.policy.derives(step)
-        if self._run.deriving:
-            return
-        for layer in self.layers:
-            if was_deriving or layer.shared is None:
+        if was_deriving and not self._run.deriving:
+            for layer in self.layers:
                 layer.refresh()
 
     def _warn_of_skipped(self) -> None:

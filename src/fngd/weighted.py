@@ -45,7 +45,7 @@ class Scratch(threading.local):
         return view
 
     def product(self, t: Tensor, c: Tensor) -> Tensor:
-        """T · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
+        """The product t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
         if torch.compiler.is_compiling():
             return (t * c).to(t.dtype)
         return torch.mul(t, c, out=self.like(t))
@@ -69,7 +69,8 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
     operation, x, z, weight = use
     needs_x, needs_weight, needs_bias = needs
     if not needs_weight:
-        return operation.backward(z, x, weight, needs)[0], None, weighted_bias(use, c) if needs_bias else None
+        gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
+        return gx, None, weighted_bias(use, c) if needs_bias else None
     if c.numel() == 1 and weight.numel() <= min(x.numel(), z.numel()):
         gx, gw, gb = operation.backward(z, x, weight, needs)
         c = c.flatten()
