@@ -261,3 +261,27 @@ def test_the_gradient_of_a_batch_that_is_not_finite_is_the_plain_one():
         (weights * cross_entropy(m(x), y, reduction="none")).mean().backward()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.grad.isfinite(), theirs.grad.isfinite())
+
+
+def test_small_and_large_weights_take_one_coefficient_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = []
+    for small in (0, 1 << 20):
+        monkeypatch.setattr("fngd.layers.base.SMALL", small)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2)).double()
+        _fill(model)
+        optimizer = fngd.FNGD(model, lr=0.1, policy=fngd.Constant(1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 1, 5 * 108, dtype=torch.float64).view(5, 3, 6, 6).sin()).square().sum().backward()
+            optimizer.step()
+        assert optimizer.phase == "share"
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, native in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, native, rtol=1e-14, atol=0)
+
+
+def _fill(model: nn.Module) -> None:
+    """Weights that do not depend on the random generator."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.arange(p.numel(), dtype=p.dtype).cos().view_as(p) / p.numel() ** 0.5)

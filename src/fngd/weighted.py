@@ -90,6 +90,14 @@ def weighted_bias(use: Use, c: Tensor) -> Tensor:
     return c.flatten().expand(len(rows)).to(rows.dtype) @ rows
 
 
+def scaled(parameter: Tensor, c: Tensor) -> Tensor:
+    """The parameter itself, with a gradient of c times what it would be: p̄ + c (p − p̄), where p̄ = p is a constant.
+
+    The whole of `Weighted` for a layer whose samples all have the coefficient c, without Python in the backward pass.
+    """
+    return parameter.detach().lerp(parameter, c.view(()))
+
+
 NO_BACKWARD = -1
 
 

@@ -20,10 +20,12 @@ from fngd.layers.derivation import Uses, derive, weighted_gradients
 from fngd.layers.parts import Label, Part, part_of
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
-from fngd.weighted import Deriving, Join, Notes, Weighted
+from fngd.weighted import Deriving, Join, Notes, Weighted, scaled
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
+SMALL = 1 << 17
+"""Up to this many entries, a pass over a weight takes less time than a Python call does in the backward pass."""
 
 
 class Layer:
@@ -135,6 +137,8 @@ class Layer:
         c = self._spread.get(operation)
         if c is None:
             c = self._spread[operation] = self._coefficients(operation.samples, x)
+        if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
+            return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = _autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
