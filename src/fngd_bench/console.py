@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fngd_bench.prices import Price, disturbance
-from fngd_bench.record import StepRecord
+from fngd_bench.price.prices import Price, disturbance
+from fngd_bench.price.record import StepRecord
 
 QUIET_SECONDS = 5.0
 """Plain progress lines keep this distance."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from fngd_bench.demo import EpochResult, Outcome, Plan, median_ms
-from fngd_bench.ratios import Ratio, paired_ratio
+from fngd_bench.price.ratios import Ratio, paired_ratio
 
 
 def table(plan: Plan, outcome: Outcome) -> Table:

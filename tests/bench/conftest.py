@@ -2,7 +2,8 @@
 
 import pytest
 
-from fngd_bench.record import ImportRecord, Measured, Provenance, StepRecord, StepSettings
+from fngd_bench.price.record import ImportRecord, Measured, StepRecord, StepSettings
+from fngd_bench.provenance import Provenance
 
 ORIGIN = Provenance(
     commit="0123456789abcdef",

@@ -7,11 +7,12 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fngd_bench import cli, console, memory, steps
-from fngd_bench.methods import METHODS
+from fngd_bench import cli, console
 from fngd_bench.models import MODELS
-from fngd_bench.price_table import BEGIN, END
-from fngd_bench.record import read, write
+from fngd_bench.price import memory, steps
+from fngd_bench.price.methods import METHODS
+from fngd_bench.price.record import read, write
+from fngd_bench.price.table import BEGIN, END
 
 COMMANDS = [("demo",), ("doctor",), ("bench", "step"), ("bench", "import"), ("bench", "table")]
 

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from fngd_bench import clock
-from fngd_bench.neighbours import Reading, busy_ticks, other_cores
-from fngd_bench.ratios import Ratio, paired_ratio, rank
+from fngd_bench.price.neighbours import Reading, busy_ticks, other_cores
+from fngd_bench.price.ratios import Ratio, paired_ratio, rank
 
 
 def test_collection_is_off_inside_a_section_and_back_afterwards():

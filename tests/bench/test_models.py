@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fngd_bench import models
-from fngd_bench.batches import loss, synthetic
 from fngd_bench.errors import InputError
 from fngd_bench.models.cifar_resnet import Shortcut
 from fngd_bench.models.transformer import PAD, Transformer, later, sinusoids
+from fngd_bench.price.batches import loss, synthetic
 
 
 def conv(d_in, d_out, k=3, bias=False):

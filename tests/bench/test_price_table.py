@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from fngd_bench import price_table
 from fngd_bench.errors import InputError
 from fngd_bench.files import check_writable, write_text
-from fngd_bench.price_table import BEGIN, END, insert, table
-from fngd_bench.prices import prices
-from fngd_bench.record import read, write
+from fngd_bench.price import table as price_table
+from fngd_bench.price.prices import prices
+from fngd_bench.price.record import read, write
+from fngd_bench.price.table import BEGIN, END, insert, table
 
 
 def test_a_row_holds_the_ratios_of_its_record(make_record):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fngd_bench import imports, memory, race, steps
 from fngd_bench.errors import InputError
-from fngd_bench.methods import METHODS, parse
-from fngd_bench.record import read, write
+from fngd_bench.price import imports, memory, race, steps
+from fngd_bench.price.methods import METHODS, parse
+from fngd_bench.price.record import read, write
 
 
 def small(methods="sgd,fngd-share", count=2, **options):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import fngd
 from fngd_bench.errors import InputError
-from fngd_bench.record import REFERENCE
+from fngd_bench.price.record import REFERENCE
 
 DERIVE_STEPS = 2
 """Untimed deriving steps of the methods that share while the clock runs."""

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import torch
 
-from fngd_bench import race
 from fngd_bench.errors import InputError
-from fngd_bench.methods import METHODS
-from fngd_bench.record import StepSettings
+from fngd_bench.price import race
+from fngd_bench.price.methods import METHODS
+from fngd_bench.price.record import StepSettings
 
 STEPS = 3
 """Enough for momentum to exist and the allocator to settle."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from fngd_bench.ratios import Ratio, paired_ratio
-from fngd_bench.record import REFERENCE, ImportRecord, Measured, StepRecord
+from fngd_bench.price.ratios import Ratio, paired_ratio
+from fngd_bench.price.record import REFERENCE, ImportRecord, Measured, StepRecord
 
 QUIET = 0.1
 """Cores that other processes may keep busy before a record is called disturbed."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fngd_bench.errors import InputError
-from fngd_bench.prices import Price, disturbance, import_price, prices
-from fngd_bench.ratios import Ratio
-from fngd_bench.record import ImportRecord, Provenance, Record, StepRecord
+from fngd_bench.price.prices import Price, disturbance, import_price, prices
+from fngd_bench.price.ratios import Ratio
+from fngd_bench.price.record import ImportRecord, Record, StepRecord
+from fngd_bench.provenance import Provenance
 
 BEGIN = "<!-- price table: made by `fngd bench table` -->"
 END = "<!-- end of price table -->"

@@ -13,29 +13,12 @@ from typing import Any
 
 from fngd_bench.errors import InputError
 from fngd_bench.files import read_text, write_text
+from fngd_bench.provenance import Provenance
 
 REFERENCE = "sgd"
 """Ratios are to this method: fused SGD with momentum."""
 SCHEMA = 1
 """Goes up when a field changes its meaning."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where and of what a number was measured."""
-
-    commit: str | None
-    """Git commit of the source; None if it is not in a repository."""
-    dirty: bool
-    """Whether the source differed from that commit."""
-    date: str
-    python: str
-    torch: str
-    fngd: str
-    system: str
-    cpu: str
-    cores: int
-    threads: int
 
 
 @dataclass(frozen=True, kw_only=True)

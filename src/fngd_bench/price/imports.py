@@ -12,9 +12,9 @@ import sys
 import numpy as np
 
 from fngd_bench.errors import InputError
-from fngd_bench.provenance import provenance
-from fngd_bench.race import Advance
-from fngd_bench.record import ImportRecord
+from fngd_bench.here import provenance
+from fngd_bench.price.race import Advance
+from fngd_bench.price.record import ImportRecord
 
 MODULES = ("fngd", "torch")
 

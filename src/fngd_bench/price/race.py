@@ -18,10 +18,10 @@ from torch import nn
 
 import fngd
 from fngd_bench import clock, models
-from fngd_bench.batches import Batch, loss, synthetic
-from fngd_bench.methods import Method
 from fngd_bench.models import Images
-from fngd_bench.record import StepSettings
+from fngd_bench.price.batches import Batch, loss, synthetic
+from fngd_bench.price.methods import Method
+from fngd_bench.price.record import StepSettings
 
 Advance = Callable[[str], None]
 """Told what was done, each time a piece of work is done."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from fngd_bench import memory, models, neighbours, race
+from fngd_bench import models
 from fngd_bench.errors import InputError
-from fngd_bench.methods import DERIVE_STEPS, METHODS, check_steps
+from fngd_bench.here import provenance
 from fngd_bench.models import Images
-from fngd_bench.provenance import provenance
-from fngd_bench.record import Measured, StepRecord, StepSettings
+from fngd_bench.price import memory, neighbours, race
+from fngd_bench.price.methods import DERIVE_STEPS, METHODS, check_steps
+from fngd_bench.price.record import Measured, StepRecord, StepSettings
 
 WARMUP = DERIVE_STEPS + 3
 """Untimed rounds: deriving, then a few in the phase that is timed."""
