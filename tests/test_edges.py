@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fngd
 import reference
+from fngd.layers.run import Run
+from fngd.settings import Settings
 from reference import relative_error
 
 
@@ -407,3 +409,12 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_name(bad):
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name}="):
         fngd.FNGD(network(), **{"lr": 0.1, "derive_steps": 1, **bad})
+
+
+@pytest.mark.parametrize(("entries", "held"), [(1 << 20, 1), (4 << 20, 0)])
+def test_only_a_small_scratch_buffer_is_held_between_steps(entries, held):
+    run = Run(Settings(), fngd.Fresh(), deriving=True)
+    run.scratch.product(torch.ones(entries), torch.ones(1))
+    assert len(run.scratch._buffers) == 1
+    run.end()
+    assert len(run.scratch._buffers) == held

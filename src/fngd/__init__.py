@@ -2,6 +2,7 @@
 
 from fngd.doctor import doctor
 from fngd.layers import detach, register_layer
+from fngd.look import gram_matrices
 from fngd.optimizer import FNGD
 from fngd.policies import Constant, Fresh, Policy, Refreshed, Shared
 from fngd.preconditioner import NaturalGradient
@@ -18,6 +19,7 @@ __all__ = [
     "Shared",
     "detach",
     "doctor",
+    "gram_matrices",
     "register_layer",
 ]
 __version__ = "0.1.0"

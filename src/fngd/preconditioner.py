@@ -7,7 +7,7 @@ next (clipping, accumulation, reduction over processes, any torch optimizer) wor
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -157,6 +157,14 @@ class NaturalGradient:
     def statistics(self) -> dict[str, LayerStatistics]:
         """What the derived batches said, by layer name; layers that have derived nothing are left out."""
         return {layer.name: statistics_of(layer.history) for layer in self.layers if layer.history.mean is not None}
+
+    def watch(self, watcher: Callable[[str, Tensor], None] | None) -> None:
+        """Look at the Gram matrices as they are derived.
+
+        Args:
+            watcher: Called with a layer's name and its K/‖K‖_F, (M, M), in each deriving backward; None for nobody.
+        """
+        self._run.watch = watcher
 
     def detach(self) -> None:
         """Give the model back as it was. Gradients are plain from now on; coefficients and statistics stay readable."""

@@ -24,6 +24,9 @@ from torch.autograd.function import FunctionCtx
 from fngd.gram import Use
 from fngd.operations import Gradients, Needs, Operation
 
+KEPT_BYTES = 8 << 20
+"""What a scratch buffer may hold on to between two steps."""
+
 
 class Scratch(threading.local):
     """One reusable buffer for each dtype and device: fresh memory costs more than the arithmetic done in it."""
@@ -43,6 +46,12 @@ class Scratch(threading.local):
                 self._views.clear()
             view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
         return view
+
+    def trim(self) -> None:
+        """Give large buffers back, so that they are not held while the next forward pass piles up its activations."""
+        if any(buffer.nbytes > KEPT_BYTES for buffer in self._buffers.values()):
+            self._buffers.clear()
+            self._views.clear()
 
     def product(self, t: Tensor, c: Tensor) -> Tensor:
         """The product t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""

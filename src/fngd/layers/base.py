@@ -213,6 +213,8 @@ class Layer:
                 f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"
             ) from error
         self.history.add(derived.c, derived.measures, derived.valid, self.run.policy.weight)
+        if self.run.watch is not None:
+            self.run.watch(self.name, derived.K / torch.linalg.matrix_norm(derived.K))
         return derived.factors
 
     def _remember(self, key: Hashable, operation: Operation) -> Operation:

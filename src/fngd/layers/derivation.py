@@ -27,6 +27,8 @@ class Derived(NamedTuple):
     measures: Measures
     valid: Tensor
     """Whether the Gram matrix was finite and could be factorised."""
+    K: Tensor
+    """The Gram matrix over the square of a power of two, (M, M)."""
 
 
 def derive(uses: Uses, settings: Settings) -> Derived:
@@ -51,7 +53,7 @@ def derive(uses: Uses, settings: Settings) -> Derived:
     true_lam = lam.double() * unit
     scaled = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
     factors = scaled if settings.scale_by_damping else c
-    return Derived(c, factors, measure(K, c, true_lam), valid)
+    return Derived(c, factors, measure(K, c, true_lam), valid, K)
 
 
 def layer_gram(uses: Uses, scale: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ runs parts of the forward pass again during the backward pass; the batch size is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ class Run:
     batch: int | None = None
     """Samples in the batch of the model's forward pass under way; None outside of one."""
     scratch: Scratch = field(default_factory=Scratch)
+    watch: Callable[[str, Tensor], None] | None = None
+    """Told the name and the Gram matrix, divided by its norm, of each layer that derives."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
@@ -54,6 +57,7 @@ class Run:
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self._latest, self._open = None, {}
+        self.scratch.trim()
 
     def recomputed_batch(self) -> int | None:
         """Samples in the batch of a part that is run again during a backward pass; None outside of one."""
