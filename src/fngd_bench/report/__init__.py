@@ -1,0 +1,1 @@
+"""Records → tables, figures, one page. Nothing here imports torch: a report is made again anywhere."""
