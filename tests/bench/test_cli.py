@@ -7,7 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fngd_bench import cli, console
+from fngd_bench import cli, console, optimizers
+from fngd_bench.cli import options
 from fngd_bench.models import MODELS
 from fngd_bench.price import memory, steps
 from fngd_bench.price.methods import METHODS
@@ -33,8 +34,9 @@ def test_help_shows_an_example(command, monkeypatch):
 
 
 def test_help_names_every_model_and_method():
-    assert all(name in cli.MODELS for name in MODELS)
-    assert tuple(cli.METHODS.split(", ")) == tuple(METHODS)
+    assert all(name in options.MODELS for name in MODELS)
+    assert tuple(options.METHODS.split(", ")) == tuple(METHODS)
+    assert tuple(options.TRAIN_METHODS.split(", ")) == tuple(optimizers.METHODS)
 
 
 def test_help_does_not_wait_for_torch():
@@ -55,6 +57,7 @@ def test_help_does_not_wait_for_torch():
         (("bench", "step", "--model", "resnet33"), "resnet32"),
         (("bench", "step", "--model", "resnet32", "--methods", "adam"), "fngd-share"),
         (("bench", "step", "--model", "resnet32", "--steps", "0"), "steps=0"),
+        (("bench", "step", "--model", "resnet32", "--methods", "kfac"), "--steps 100"),
         (("bench", "step", "--model", "resnet32", "--batch", "1"), "batch=1"),
         (("bench", "step", "--model", "resnet32", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("bench", "step", "--model", "resnet32", "--speed"), "--speed"),

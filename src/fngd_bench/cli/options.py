@@ -1,4 +1,4 @@
-"""Options that several commands share, and the names they list."""
+"""Options that several commands share, and the names they list, without torch: `--help` does not wait for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Annotated
 import typer
 
 MODELS = "resnet32, resnet110, vgg11, resnet18, resnet34, resnet50, transformer or small-cnn"
-METHODS = "sgd, fngd-share, fngd-constant, fngd-derive, fngd-refreshed"
+METHODS = (
+    "sgd, fngd-share, fngd-constant, fngd-derive, fngd-refreshed, adamw, muon, shampoo, soap, adahessian, kfac, eva, "
+    "fngd-adamw"
+)
+"""Whose step can be priced."""
+TRAIN_METHODS = (
+    "sgd-m, adamw, muon, shampoo, soap, adahessian, kfac, eva, fngd, ngd, fngd-constant, fngd-refreshed, fngd-damped, "
+    "fngd-adamw"
+)
+"""The table of methods that train."""
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record, raw times included.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]

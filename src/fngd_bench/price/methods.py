@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import fngd
+from fngd_bench import optimizers
 from fngd_bench.errors import InputError
 from fngd_bench.price.record import REFERENCE
 
@@ -29,6 +31,8 @@ class Method:
     """Whether the clock runs in the share phase only; deriving is over by then."""
     period: int = 1
     """Steps after which its costs repeat."""
+    second_order: bool = False
+    """Whether its gradients must be differentiable themselves."""
 
 
 def _sgd(model: nn.Module) -> Optimizer:
@@ -39,12 +43,29 @@ def _fngd(policy: fngd.Policy) -> Callable[[nn.Module], Optimizer]:
     return lambda model: fngd.FNGD(model, lr=_LR, momentum=_MOMENTUM, policy=policy)
 
 
+def _of_table(name: str, *, shares: bool = False) -> Method:
+    """A row of the table of methods with its recipe; the intervals of its recipe are the period of its costs."""
+    row = optimizers.method(name)
+    recipe = optimizers.resolve(row, "images", {"lr": _LR})
+    period = recipe.get("inverse_every", 1)
+    assert isinstance(period, int)
+    return Method(
+        name=name,
+        make=lambda model: optimizers.make(row, model, recipe, DERIVE_STEPS),
+        shares=shares,
+        period=period,
+        second_order=row.second_order,
+    )
+
+
 _ROWS = (
     Method(name=REFERENCE, make=_sgd),
     Method(name="fngd-share", make=_fngd(fngd.Shared(DERIVE_STEPS)), shares=True),
     Method(name="fngd-constant", make=_fngd(fngd.Constant(DERIVE_STEPS)), shares=True),
     Method(name="fngd-derive", make=_fngd(fngd.Fresh())),
     Method(name="fngd-refreshed", make=_fngd(fngd.Refreshed(REFRESH, 0.9)), period=REFRESH),
+    *map(_of_table, ("adamw", "muon", "shampoo", "soap", "adahessian", "kfac", "eva")),
+    _of_table("fngd-adamw", shares=True),
 )
 METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 
@@ -83,9 +104,11 @@ def check_steps(steps: int, names: tuple[str, ...]) -> None:
     """
     if steps < 1:
         raise InputError(f"steps={steps} must be at least 1; 60 give an interval worth reading")
-    for method in (METHODS[name] for name in names):
-        if steps % method.period:
-            raise InputError(
-                f"steps={steps} must be a multiple of {method.period} for {method.name}, whose costs come back every "
-                f"{method.period} steps: pass --steps {steps + -steps % method.period}"
-            )
+    periods = {name: METHODS[name].period for name in names if METHODS[name].period > 1}
+    together = math.lcm(*periods.values())
+    if steps % together:
+        which = ", ".join(f"{name} every {period}" for name, period in periods.items())
+        raise InputError(
+            f"steps={steps} must be a multiple of {together}, since some costs come back only every few steps "
+            f"({which}): pass --steps {steps + -steps % together}"
+        )

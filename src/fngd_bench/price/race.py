@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-import fngd
-from fngd_bench import clock, models
+from fngd_bench import clock, models, optimizers
+from fngd_bench.composite import preconditioner
 from fngd_bench.models import Images
 from fngd_bench.price.batches import Batch, loss, synthetic
 from fngd_bench.price.methods import Method
@@ -70,7 +70,8 @@ class Racer:
     def step(self) -> None:
         """One whole training step."""
         self.optimizer.zero_grad()
-        torch.autograd.backward(loss(self.model(*self.batch.inputs), self.batch.targets))
+        error = loss(self.model(*self.batch.inputs), self.batch.targets)
+        optimizers.backward(error, self.model, second_order=self.method.second_order)
         self.optimizer.step()
 
     def coefficients(self) -> dict[str, Any] | None:
@@ -92,7 +93,8 @@ class Racer:
         Raises:
             RuntimeError: If it does.
         """
-        if self.method.shares and isinstance(self.optimizer, fngd.FNGD) and self.optimizer.phase != "share":
+        natural = preconditioner(self.optimizer)
+        if self.method.shares and natural is not None and natural.phase != "share":
             raise RuntimeError(
                 f"{self.method.name} still derives: more warm-up rounds are needed before the clock runs"
             )
