@@ -153,7 +153,15 @@ def damped_inverses(A: Tensor, G: Tensor, damping: float) -> tuple[Tensor, Tenso
 
 
 def _inverse(factor: Tensor, damping: float) -> Tensor:
-    """(Q Λ Qᵀ + damping I)⁻¹; eigenvalues that rounding made negative count as 0."""
-    values, vectors = torch.linalg.eigh(factor)
-    inverse: Tensor = (vectors / (values.clamp(min=0) + damping)) @ vectors.t()
+    """(Q Λ Qᵀ + damping I)⁻¹ = Q (Λ + damping)⁻¹ Qᵀ; eigenvalues of the factor that rounding made negative count as 0.
+
+    It is the damped factor that is decomposed: on a factor of low rank LAPACK's float32 can end in NaN, or give up.
+    Where it still does, float64 does not.
+    """
+    damped = factor + damping * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    try:
+        values, vectors = torch.linalg.eigh(damped)
+    except torch.linalg.LinAlgError:
+        values, vectors = (part.to(factor.dtype) for part in torch.linalg.eigh(damped.double()))
+    inverse: Tensor = (vectors / values.clamp(min=damping)) @ vectors.t()
     return inverse

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fngd_bench.baselines.eva import sherman_morrison
-from fngd_bench.baselines.kfac import damped_inverses
+from fngd_bench.baselines.kfac import _inverse, damped_inverses
 from fngd_bench.baselines.rescale import clip_factor
 from reference import relative_error
 
@@ -158,3 +158,13 @@ def test_the_kl_clip_uses_each_groups_learning_rate(method):
     for name, p in model.named_parameters():
         expected = before[name] - rates.get(name, 0.0) * (1e-5 / total) ** 0.5 * directions[name]
         assert relative_error(p.detach(), expected) <= 1e-10
+
+
+def test_a_factor_of_low_rank_that_defeats_lapack_is_inverted_all_the_same():
+    torch.manual_seed(0)
+    x = torch.zeros(16, 288)
+    x[:, ::9] = torch.randn(16, 32).relu()  # one pixel under a padded 3×3 kernel: eight of nine columns are zero
+    A = x.t() @ x / 16
+    inverse = _inverse(A, 0.02)
+    dense = torch.linalg.inv(A.double() + 0.02 * torch.eye(288, dtype=torch.float64))
+    assert relative_error(inverse, dense) < 1e-4
