@@ -21,6 +21,7 @@ a fully connected layer, and the same number as `damping` is a much stronger dam
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import final
 
 import torch
@@ -153,15 +154,20 @@ def damped_inverses(A: Tensor, G: Tensor, damping: float) -> tuple[Tensor, Tenso
 
 
 def _inverse(factor: Tensor, damping: float) -> Tensor:
-    """(Q Λ Qᵀ + damping I)⁻¹ = Q (Λ + damping)⁻¹ Qᵀ; eigenvalues of the factor that rounding made negative count as 0.
+    """(Q Λ Qᵀ + damping I)⁻¹; eigenvalues that rounding made negative count as 0."""
+    values, vectors = _eigendecomposition(factor)
+    return (vectors / (values.clamp(min=0) + damping)) @ vectors.t()
 
-    It is the damped factor that is decomposed: on a factor of low rank LAPACK's float32 can end in NaN, or give up.
-    Where it still does, float64 does not.
+
+def _eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Λ and Q, in float64 if it must be.
+
+    MKL's float32 routine fails on one matrix of very low rank in a hundred or so, by an error or by NaN without one
+    (seen with torch 2.13); the first batches of a small last layer give such factors.
     """
-    damped = factor + damping * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    try:
-        values, vectors = torch.linalg.eigh(damped)
-    except torch.linalg.LinAlgError:
-        values, vectors = (part.to(factor.dtype) for part in torch.linalg.eigh(damped.double()))
-    inverse: Tensor = (vectors / values.clamp(min=damping)) @ vectors.t()
-    return inverse
+    with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch documents it, but exports it by chance
+        values, vectors = torch.linalg.eigh(factor)
+        if vectors.isfinite().all():
+            return values, vectors
+    values, vectors = torch.linalg.eigh(factor.double())
+    return values.to(factor.dtype), vectors.to(factor.dtype)

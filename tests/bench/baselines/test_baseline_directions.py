@@ -65,6 +65,38 @@ def test_a_factor_of_zeros_is_damped_like_any_other():
     assert torch.allclose(inverse_G, unit / 1.5)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1.0])
+def test_factors_of_very_low_rank_are_inverted_in_float32(scale):
+    """LAPACK's float32 eigendecomposition fails on a few of these, some by an error and some by NaN."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        rows = torch.randn((17, 65, 145)[seed % 3], 1).relu()
+        A, G = scale * rows @ rows.T, torch.eye(2)
+        inverse, _ = damped_inverses(A, G, 1e-2)
+        damping = 0.1 * (A.trace().item() / len(A)) ** 0.5
+        dense = torch.linalg.inv(A.double() + damping * torch.eye(len(A), dtype=torch.float64))
+        assert relative_error(inverse, dense) <= 1e-3
+
+
+@pytest.mark.parametrize("failure", ["error", "nan"])
+def test_a_failed_eigendecomposition_is_done_again_in_float64(failure, monkeypatch):
+    works, A = torch.linalg.eigh, factor(4, 2).float()
+
+    def fails(matrix):
+        if matrix.dtype == torch.float64:
+            return works(matrix)
+        if failure == "error":
+            raise torch.linalg.LinAlgError("no convergence")
+        return tuple(part * float("nan") for part in works(matrix))
+
+    expected = damped_inverses(A, A, 0.1)
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    actual = damped_inverses(A, A, 0.1)
+    assert all(
+        a.dtype == torch.float32 and torch.allclose(a, e, rtol=1e-4) for a, e in zip(actual, expected, strict=True)
+    )
+
+
 def batch(size=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 2, 6, 6, generator=generator, dtype=torch.float64)
