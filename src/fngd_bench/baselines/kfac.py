@@ -154,20 +154,20 @@ def damped_inverses(A: Tensor, G: Tensor, damping: float) -> tuple[Tensor, Tenso
 
 
 def _inverse(factor: Tensor, damping: float) -> Tensor:
-    """(Q Λ Qᵀ + damping I)⁻¹; eigenvalues that rounding made negative count as 0."""
-    values, vectors = _eigendecomposition(factor)
-    return (vectors / (values.clamp(min=0) + damping)) @ vectors.t()
+    """(Q Λ Qᵀ + damping I)⁻¹ = Q (Λ + damping)⁻¹ Qᵀ; eigenvalues of the factor that rounding made negative count as 0.
 
-
-def _eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Λ and Q, in float64 if it must be.
-
-    MKL's float32 routine fails on one matrix of very low rank in a hundred or so, by an error or by NaN without one
-    (seen with torch 2.13); the first batches of a small last layer give such factors.
+    It is the damped factor that is decomposed: of factors of very low rank, LAPACK's float32 fails on one in a hundred.
     """
+    damped = factor + damping * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    values, vectors = _eigendecomposition(damped)
+    return (vectors / values.clamp(min=damping)) @ vectors.t()
+
+
+def _eigendecomposition(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Λ and Q; where float32 fails, by an error or by NaN without one, they come from float64."""
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch documents it, but exports it by chance
-        values, vectors = torch.linalg.eigh(factor)
+        values, vectors = torch.linalg.eigh(matrix)
         if vectors.isfinite().all():
             return values, vectors
-    values, vectors = torch.linalg.eigh(factor.double())
-    return values.to(factor.dtype), vectors.to(factor.dtype)
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values.to(matrix.dtype), vectors.to(matrix.dtype)

@@ -67,7 +67,7 @@ def test_a_factor_of_zeros_is_damped_like_any_other():
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0])
 def test_factors_of_very_low_rank_are_inverted_in_float32(scale):
-    """LAPACK's float32 eigendecomposition fails on a few of these, some by an error and some by NaN."""
+    """Undamped, LAPACK's float32 eigendecomposition fails on a few of these, by an error or by NaN."""
     for seed in range(60):
         torch.manual_seed(seed)
         rows = torch.randn((17, 65, 145)[seed % 3], 1).relu()
