@@ -186,3 +186,20 @@ def test_the_loss_falls():
     optimizer = fngd.FNGD(model, lr=1.0, momentum=0.9, derive_steps=5)
     losses = [step(model, optimizer, 0) for _ in range(60)]
     assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dampening": 0.3, "weight_decay": 0.1}, {"maximize": True}], ids=str)
+def test_a_parameter_may_get_its_first_gradient_late(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    twin = copy.deepcopy(model)
+    optimizer = fngd.FNGD(model, lr=0.1, momentum=0.9, fused=True, policy=fngd.Fresh(), damping=1e9, **settings)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, fused=False, **settings)
+    for step in range(4):
+        x = torch.randn(5, 3)
+        for network, rule in ((model, optimizer), (twin, plain)):
+            rule.zero_grad()
+            network[0 if step < 2 else slice(None)](x).square().mean().backward()
+            rule.step()
+    for late, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(late, expected, rtol=1e-5, atol=1e-6)

@@ -148,6 +148,18 @@ class FNGD(torch.optim.SGD):
         if "preconditioner" in self.__dict__:
             self.preconditioner.extend(self.param_groups[-1]["params"])
 
+    def _init_group(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], buffers: list[Tensor | None]
+    ) -> bool:
+        """As torch does; momentum buffers that are missing among others are made, which torch's fused kernel needs."""
+        sparse: bool = super()._init_group(group, params, grads, buffers)  # type: ignore[no-untyped-call]
+        late = [buffer is None for buffer in buffers]
+        if group["fused"] and group["momentum"] and any(late) and not all(late):
+            for index, missing in enumerate(late):
+                if missing:
+                    buffers[index] = _first_buffer(group, params[index], grads[index])
+        return sparse
+
     def state_dict(self) -> dict[str, Any]:
         """Torch's state with the preconditioner's beside it, under "natural_gradient"."""
         return {**super().state_dict(), "natural_gradient": self.preconditioner.state_dict()}
@@ -179,6 +191,14 @@ class FNGD(torch.optim.SGD):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "preconditioner" in state and self.preconditioner.attached:
             self.preconditioner.follow(self)
+
+
+def _first_buffer(group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The b for which momentum · b + (1 − dampening) g is g: a parameter's first step takes the gradient as it is."""
+    if group["dampening"] == 0:
+        return torch.zeros_like(gradient)
+    gradient = torch.add(-gradient if group["maximize"] else gradient, parameter, alpha=group["weight_decay"])
+    return gradient * (group["dampening"] / group["momentum"])
 
 
 def _check_update(
