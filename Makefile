@@ -18,12 +18,14 @@ format: .venv
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# torch comes first and alone: the constraints file pins it to the build that needs no accelerator.
+# torch comes first and alone: the constraints file pins it to the build that needs no accelerator. The oracle of KFAC's
+# factors comes last and alone: one of its dependencies has no build for this torch, and the tests do without it.
 .venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps curvlinops-for-pytorch
 	touch $@
 
 clean:

@@ -14,8 +14,23 @@ from fngd_bench.price import memory, steps
 from fngd_bench.price.methods import METHODS
 from fngd_bench.price.record import read, write
 from fngd_bench.price.table import BEGIN, END
+from fngd_bench.runs import reader
+from fngd_bench.workloads import WORKLOADS
 
-COMMANDS = [("demo",), ("doctor",), ("bench", "step"), ("bench", "import"), ("bench", "table")]
+COMMANDS = [
+    ("demo",),
+    ("train",),
+    ("compare",),
+    ("tune",),
+    ("report",),
+    ("doctor",),
+    ("bench", "step"),
+    ("bench", "import"),
+    ("bench", "table"),
+    ("data", "list"),
+    ("data", "fetch"),
+    ("data", "verify"),
+]
 
 
 def run(capsys, *words):
@@ -37,6 +52,15 @@ def test_help_names_every_model_and_method():
     assert all(name in options.MODELS for name in MODELS)
     assert tuple(options.METHODS.split(", ")) == tuple(METHODS)
     assert tuple(options.TRAIN_METHODS.split(", ")) == tuple(optimizers.METHODS)
+    assert tuple(options.WORKLOADS.split(", ")) == tuple(WORKLOADS)
+
+
+def test_every_command_has_its_help_tested():
+    def below(app, *words):
+        named = [(*words, command.name or command.callback.__name__) for command in app.registered_commands]
+        return [*named, *(name for group in app.registered_groups for name in below(group.typer_instance, group.name))]
+
+    assert sorted(below(cli.app)) == sorted(COMMANDS)
 
 
 def test_help_does_not_wait_for_torch():
@@ -48,9 +72,28 @@ def test_help_does_not_wait_for_torch():
     ("words", "said"),
     [
         (("nothing",), "nothing"),
-        (("demo", "--epochs", "1"), "at least 2"),
+        (("demo", "--epochs", "0"), "epochs=0"),
         (("demo", "--epochs", "many"), "--epochs"),
-        (("demo", "--seed", "-1"), "seed=-1"),
+        (("demo", "--seeds", "0"), "seeds=0"),
+        (("train",), "workload"),
+        (("train", "mnist", "fngd"), "digits-cnn"),
+        (("train", "digits-cnn", "sgd"), "sgd-m"),
+        (("train", "digits-cnn", "fngd", "--scale", "big"), "smoke"),
+        (("train", "digits-cnn", "fngd", "--lr", "-1"), "lr"),
+        (("train", "digits-cnn", "fngd", "--lr", "fast"), "--lr"),
+        (("train", "digits-cnn", "fngd", "--set", "gain"), "NAME=VALUE"),
+        (("train", "digits-cnn", "fngd", "--set", "gain=3"), "gain"),
+        (("train", "digits-cnn", "fngd", "--device", "abacus"), "abacus"),
+        (("train", "cifar10-resnet32", "fngd", "--data", "/nowhere"), "fngd data fetch cifar10"),
+        (("compare", "digits-cnn", "--methods", "sgd-m,sgd-m"), "each once"),
+        (("compare", "digits-cnn", "--methods", ","), "one method or more"),
+        (("compare", "digits-cnn", "--methods", "sgd"), "sgd-m"),
+        (("compare", "digits-cnn", "--seeds", "0"), "seeds=0"),
+        (("compare", "digits-cnn", "--page", "/nowhere/page.html"), "/nowhere"),
+        (("tune", "digits-cnn", "--trials", "0"), "trials=0"),
+        (("tune", "digits-cnn", "--sampler", "luck"), "tpe"),
+        (("report",), "FOLDER"),
+        (("report", "/nowhere"), "/nowhere"),
         (("doctor",), "model"),
         (("doctor", "resnet33"), "resnet32"),
         (("bench", "step"), "--model"),
@@ -73,6 +116,57 @@ def test_wrong_input_ends_in_one_line(capsys, words, said):
     assert err.count("\n") == 1
     assert err.startswith("fngd: ")
     assert said in err
+
+
+def test_a_run_is_trained_and_told_in_a_line(capsys, tmp_path):
+    words = (
+        "train",
+        "digits-cnn",
+        "fngd",
+        "--scale",
+        "smoke",
+        "--out",
+        tmp_path,
+        "--set",
+        "alpha=0.01",
+        "--lr",
+        "0.05",
+    )
+    code, out, err = run(capsys, *words)
+    assert code == 0
+    assert out.startswith("finished: accuracy ")
+    assert "epoch 2.00, loss " in err
+    record = reader.read(tmp_path / "digits-cnn-smoke-fngd-seed0")
+    assert record.settings.hyperparameters["alpha"] == 0.01
+    assert record.settings.hyperparameters["lr"] == 0.05
+    assert run(capsys, *words)[0] == 2
+    assert run(capsys, *words, "--resume")[0] == 0
+
+
+def test_methods_are_compared_and_reported(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    words = ("--methods", "sgd-m,fngd", "--seeds", 2, "--scale", "smoke", "--out", tmp_path, "--page", page)
+    code, out, err = run(capsys, "compare", "digits-cnn", *words)
+    assert code == 0
+    assert "sgd-m" in out
+    assert "n = 2" in out
+    assert "fngd seed 1 (4/4)" in err
+    assert page.stat().st_size > 1e6
+    assert run(capsys, "compare", "digits-cnn", *words, "--resume")[0] == 0
+
+
+def test_a_diverged_run_ends_with_another_code(capsys, tmp_path):
+    words = ("--scale", "smoke", "--epochs", 30, "--out", tmp_path, "--lr", "1e30")
+    code, out, _ = run(capsys, "train", "digits-cnn", "sgd-m", *words)
+    assert code == 1
+    assert out.startswith("diverged: ")
+
+
+def test_hyperparameters_are_tuned(capsys, tmp_path):
+    words = ("--methods", "sgd-m,fngd", "--trials", 1, "--scale", "smoke", "--sampler", "grid", "--out", tmp_path)
+    code, out, _ = run(capsys, "tune", "digits-cnn", *words)
+    assert code == 0
+    assert "lr=" in out
 
 
 def test_stopping_is_not_a_traceback(capsys, monkeypatch):

@@ -10,24 +10,28 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from fngd_bench.cli import bench
+from fngd_bench.cli import bench, data
 from fngd_bench.cli.demo import demo
 from fngd_bench.cli.doctor import doctor
+from fngd_bench.cli.report import report
+from fngd_bench.cli.train import compare, train
+from fngd_bench.cli.tune import tune
 from fngd_bench.errors import InputError
 
 STOPPED = 130
 """What typer makes of Ctrl-C."""
 
 app = typer.Typer(
-    help="Fast natural gradient descent: a demo, its price, and what it would do to a model.",
+    help="Fast natural gradient descent: a demo, training and comparing, its price, what it would do to a model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(demo)
-app.command()(doctor)
+for command in (demo, train, compare, tune, report, doctor):
+    app.command()(command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -51,23 +51,24 @@ class Block(nn.Module):
 class CifarResNet(nn.Sequential):
     """6n + 2 layers for small images."""
 
-    def __init__(self, blocks: int, classes: int) -> None:
+    def __init__(self, blocks: int, classes: int, width: int = 16) -> None:
         """Build it with fresh weights.
 
         Args:
             blocks: Blocks of a stage, n.
             classes: Classes to tell apart.
+            width: Channels of the first stage.
         """
         super().__init__(
-            convolution(3, 16),
-            nn.BatchNorm2d(16),
+            convolution(3, width),
+            nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
-            _stage(blocks, 16, 16, stride=1),
-            _stage(blocks, 16, 32, stride=2),
-            _stage(blocks, 32, 64, stride=2),
+            _stage(blocks, width, width, stride=1),
+            _stage(blocks, width, 2 * width, stride=2),
+            _stage(blocks, 2 * width, 4 * width, stride=2),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(64, classes),
+            nn.Linear(4 * width, classes),
         )
         initialise(self)
 
@@ -76,9 +77,9 @@ def _stage(blocks: int, d_in: int, d_out: int, stride: int) -> nn.Sequential:
     return nn.Sequential(Block(d_in, d_out, stride), *(Block(d_out, d_out, 1) for _ in range(blocks - 1)))
 
 
-def resnet32(classes: int) -> CifarResNet:
+def resnet32(classes: int, width: int = 16) -> CifarResNet:
     """ResNet-32: five blocks a stage."""
-    return CifarResNet(5, classes)
+    return CifarResNet(5, classes, width)
 
 
 def resnet110(classes: int) -> CifarResNet:

@@ -68,16 +68,16 @@ def _shortcut(d_in: int, d_out: int, stride: int) -> nn.Module:
     return nn.Sequential(convolution(d_in, d_out, size=1, stride=stride), nn.BatchNorm2d(d_out))
 
 
-def small_stem() -> nn.Sequential:
+def small_stem(width: int) -> nn.Sequential:
     """3×3, stride 1, no pool: for 32×32 images."""
-    return nn.Sequential(convolution(3, 64), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+    return nn.Sequential(convolution(3, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
 
 
-def imagenet_stem() -> nn.Sequential:
+def imagenet_stem(width: int) -> nn.Sequential:
     """7×7 with stride 2 and a 3×3 max-pool with stride 2: a quarter of each side."""
     return nn.Sequential(
-        convolution(3, 64, size=7, stride=2),
-        nn.BatchNorm2d(64),
+        convolution(3, width, size=7, stride=2),
+        nn.BatchNorm2d(width),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
@@ -86,38 +86,46 @@ def imagenet_stem() -> nn.Sequential:
 class ResNet(nn.Sequential):
     """A stem, four stages, a linear head."""
 
-    def __init__(self, stem: nn.Module, block: BlockMaker, blocks: Sequence[int], expansion: int, classes: int) -> None:
+    def __init__(
+        self,
+        stem: Callable[[int], nn.Module],
+        block: BlockMaker,
+        blocks: Sequence[int],
+        expansion: int,
+        classes: int,
+        width: int,
+    ) -> None:
         """Build it with fresh weights.
 
         Args:
-            stem: From the image to 64 channels.
+            stem: Makes the part from the image to `width` channels.
             block: Makes a block from channels in, width and stride.
             blocks: Blocks of each stage.
             expansion: Channels out of a block, over its width.
             classes: Classes to tell apart.
+            width: Channels of the first stage; each further stage has twice as many.
         """
         stages: list[nn.Module] = []
-        d_in = 64
+        d_in = width
         for index, count in enumerate(blocks):
-            width = 64 * 2**index
             for number in range(count):
                 stride = 2 if index > 0 and number == 0 else 1
-                stages.append(block(d_in, width, stride))
-                d_in = expansion * width
-        super().__init__(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d_in, classes))
+                stages.append(block(d_in, width * 2**index, stride))
+                d_in = expansion * width * 2**index
+        super().__init__(stem(width), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d_in, classes))
         initialise(self)
 
 
-def resnet18(classes: int) -> ResNet:
+def resnet18(classes: int, width: int = 64) -> ResNet:
     """ResNet-18 for 32×32 images."""
-    return ResNet(small_stem(), basic, (2, 2, 2, 2), 1, classes)
+    return ResNet(small_stem, basic, (2, 2, 2, 2), 1, classes, width)
 
 
-def resnet34(classes: int) -> ResNet:
+def resnet34(classes: int, width: int = 64) -> ResNet:
     """ResNet-34 for 32×32 images."""
-    return ResNet(small_stem(), basic, (3, 4, 6, 3), 1, classes)
+    return ResNet(small_stem, basic, (3, 4, 6, 3), 1, classes, width)
 
 
-def resnet50(classes: int) -> ResNet:
+def resnet50(classes: int, width: int = 64) -> ResNet:
     """ResNet-50 for ImageNet."""
-    return ResNet(imagenet_stem(), bottleneck, (3, 4, 6, 3), 4, classes)
+    return ResNet(imagenet_stem, bottleneck, (3, 4, 6, 3), 4, classes, width)

@@ -63,18 +63,41 @@ class Transformer(nn.Module):
         Returns:
             Scores, (M, T, vocabulary).
         """
-        padding = source == PAD
-        memory = self.encoder(self._embed(self.source_embedding, source), src_key_padding_mask=padding)
-        decoded = self.decoder(
+        scores: Tensor = self.output(self.decode(self.encode(source), source, target))
+        return scores
+
+    def encode(self, source: Tensor) -> Tensor:
+        """What the decoder reads of the source, (M, S, width).
+
+        Args:
+            source: Words, (M, S).
+
+        Returns:
+            The memory.
+        """
+        memory: Tensor = self.encoder(self._embed(self.source_embedding, source), src_key_padding_mask=source == PAD)
+        return memory
+
+    def decode(self, memory: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Features of each target position, (M, T, width).
+
+        Args:
+            memory: What `encode` made of the source.
+            source: Words, (M, S).
+            target: Words so far, (M, T).
+
+        Returns:
+            The features that `output` turns into scores.
+        """
+        decoded: Tensor = self.decoder(
             self._embed(self.target_embedding, target),
             memory,
             tgt_mask=later(target.shape[1], target.device),
             tgt_key_padding_mask=target == PAD,
-            memory_key_padding_mask=padding,
+            memory_key_padding_mask=source == PAD,
             tgt_is_causal=True,  # says what the mask is, or torch reads it back at every forward to find out
         )
-        scores: Tensor = self.output(decoded)
-        return scores
+        return decoded
 
     def _embed(self, embedding: nn.Embedding, words: Tensor) -> Tensor:
         positions = self.get_buffer("positions")[: words.shape[1]]

@@ -10,32 +10,33 @@ from torch import nn
 
 from fngd_bench.models.initialise import initialise
 
-_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-"""Channels of the convolutions between two pools."""
+_STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
+"""Channels of the convolutions between two pools, over those of the first."""
 
 
 class VGG(nn.Sequential):
     """Stages of convolutions, each ended by a 2×2 max-pool, then a linear head."""
 
-    def __init__(self, stages: tuple[tuple[int, ...], ...], classes: int) -> None:
+    def __init__(self, stages: tuple[tuple[int, ...], ...], classes: int, width: int) -> None:
         """Build it with fresh weights.
 
         Args:
-            stages: Channels of the convolutions between two pools.
+            stages: Channels of the convolutions between two pools, over those of the first.
             classes: Classes to tell apart.
+            width: Channels of the first convolution.
         """
         layers: list[nn.Module] = []
         d_in = 3
-        for widths in stages:
-            for width in widths:
-                layers += [nn.Conv2d(d_in, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-                d_in = width
+        for stage in stages:
+            for d_out in (width * multiple for multiple in stage):
+                layers += [nn.Conv2d(d_in, d_out, 3, padding=1), nn.BatchNorm2d(d_out), nn.ReLU(inplace=True)]
+                d_in = d_out
             layers.append(nn.MaxPool2d(2))
         # At 32×32 one pixel is left and the mean is the identity; it lets larger images through.
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d_in, classes))
         initialise(self)
 
 
-def vgg11(classes: int) -> VGG:
+def vgg11(classes: int, width: int = 64) -> VGG:
     """VGG-11 with BatchNorm."""
-    return VGG(_STAGES, classes)
+    return VGG(_STAGES, classes, width)

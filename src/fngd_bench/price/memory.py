@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 
 import torch
 
@@ -28,12 +26,12 @@ from fngd_bench.errors import InputError
 from fngd_bench.price import race
 from fngd_bench.price.methods import METHODS
 from fngd_bench.price.record import StepSettings
+from fngd_bench.resident import peak_resident_bytes, resident_bytes
 
 STEPS = 3
 """Enough for momentum to exist and the allocator to settle."""
 PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Blocks above this many bytes are mapped and unmapped one by one."""
-_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -117,24 +115,3 @@ def run_here(asked: Request) -> int:
         for _ in range(STEPS):
             runner.step()
         return peak_resident_bytes() - before
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM now; its peak so far where the system does not say."""
-    return _status("VmRSS") if _STATUS.exists() else peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """The most memory of this process that was in RAM at any time."""
-    if _STATUS.exists():
-        return _status("VmHWM")
-    import resource  # not on every system
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _status(field: str) -> int:
-    """A field of Linux's process status, which counts in KiB."""
-    lines = _STATUS.read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))

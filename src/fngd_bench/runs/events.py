@@ -38,11 +38,6 @@ class RunSettings:
     target: float | None
     """The metric to reach; None where the workload has none."""
 
-    @property
-    def name(self) -> str:
-        """The same for runs that differ in nothing but time: the name of the run's folder."""
-        return f"{self.workload}-{self.scale}-{self.method}-seed{self.seed}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Header:

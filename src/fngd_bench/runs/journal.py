@@ -5,8 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from fngd_bench.runs.events import Event, encode
+
+
+class Listener(Protocol):
+    """Whoever wants to hear what the journal writes."""
+
+    def write(self, event: Event) -> None:
+        """Hear of an event."""
+
+    def close(self) -> None:
+        """There will be no more."""
 
 
 class Journal:
@@ -18,12 +29,21 @@ class Journal:
         Args:
             path: The file; its folder exists.
         """
+        self._listeners: list[Listener] = []
         self._file = path.open("a+b")
         end = self._file.seek(0, os.SEEK_END)
         if end > 0:
             self._file.seek(end - 1)
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")
+
+    def tell(self, listener: Listener) -> None:
+        """Let somebody hear all further events.
+
+        Args:
+            listener: It is closed with the journal.
+        """
+        self._listeners.append(listener)
 
     def write(self, event: Event, *, sync: bool = False) -> None:
         """Append one event.
@@ -36,10 +56,14 @@ class Journal:
         self._file.flush()
         if sync:
             os.fsync(self._file.fileno())
+        for listener in self._listeners:
+            listener.write(event)
 
     def close(self) -> None:
         """No more events."""
         self._file.close()
+        for listener in self._listeners:
+            listener.close()
 
     def __enter__(self) -> Journal:
         """The journal, closed when the `with` is left."""
