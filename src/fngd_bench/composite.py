@@ -102,7 +102,15 @@ class Preconditioned(Composite):
 
         Args:
             state_dict: What `state_dict` returned.
+
+        Raises:
+            ValueError: If it was saved by another optimizer.
         """
+        if "natural_gradient" not in state_dict:
+            raise ValueError(
+                "the state has no entry 'natural_gradient': it was saved by another optimizer; load it into that one, "
+                "or start without optimizer state"
+            )
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "natural_gradient"})
         self.preconditioner.load_state_dict(state_dict["natural_gradient"])
 

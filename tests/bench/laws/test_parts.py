@@ -115,6 +115,15 @@ def test_natural_gradients_under_adamw_are_those_of_fngd():
     assert torch.equal(*found)
 
 
+def test_a_state_without_coefficients_is_refused():
+    model = nn.Linear(4, 3)
+    optimizer = optimizers.make(
+        METHODS["fngd-adamw"], model, optimizers.resolve(METHODS["fngd-adamw"], "images", {}), 5
+    )
+    with pytest.raises(ValueError, match="natural_gradient"):
+        optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+
+
 def test_only_natural_gradients_have_a_preconditioner():
     natural = {"fngd", "ngd", "fngd-constant", "fngd-refreshed", "fngd-damped", "fngd-adamw"}
     for name, row in METHODS.items():
