@@ -198,7 +198,8 @@ def _first_buffer(group: dict[str, Any], parameter: Tensor, gradient: Tensor) ->
     if group["dampening"] == 0:
         return torch.zeros_like(gradient)
     gradient = torch.add(-gradient if group["maximize"] else gradient, parameter, alpha=group["weight_decay"])
-    return gradient * (group["dampening"] / group["momentum"])
+    first: Tensor = gradient * (group["dampening"] / group["momentum"])
+    return first
 
 
 def _check_update(

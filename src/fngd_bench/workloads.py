@@ -79,7 +79,7 @@ _SMOKE = Scale(
 _SMALL_TEXT = Scale(
     data="numbers",
     model=partial(Transformer, layers=1, width=32, inner=64, heads=2),
-    view=TextView(train=64, test=20, longest=30),
+    view=TextView(train=64, test=20, longest=30, reverse=True),
     batch=16,
     epochs=2,
     target=1.0,
@@ -124,12 +124,12 @@ _ROWS = (
     ),
     _text(
         "numbers-transformer",
-        "a small Transformer that translates number words, English to German; needs no file",
+        "a small Transformer that translates number words, German to English; needs no file",
         smoke=_SMALL_TEXT,
         cpu=Scale(
             data="numbers",
             model=partial(Transformer, layers=2, width=128, inner=256, heads=4),
-            view=TextView(longest=40),
+            view=TextView(longest=40, reverse=True),
             batch=64,
             epochs=12,
             target=90.0,
@@ -138,7 +138,7 @@ _ROWS = (
         paper=Scale(
             data="numbers",
             model=_SMALL_TRANSFORMER,
-            view=TextView(longest=40),
+            view=TextView(longest=40, reverse=True),
             batch=64,
             epochs=40,
             target=98.0,

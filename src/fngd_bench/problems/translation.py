@@ -28,6 +28,8 @@ class TextView:
     test: int | None = None
     longest: int = 100
     """Words of a sentence at most; what is longer is cut."""
+    reverse: bool = False
+    """Translate from the data set's target language to its source language."""
 
 
 class Translation(Problem):
@@ -48,6 +50,7 @@ class Translation(Problem):
             batch: Sentence pairs of a batch.
             seed: Of the batches.
         """
+        data = data.reversed() if view.reverse else data
         self.vocabulary = vocabulary
         self.longest = view.longest
         self.train_source, self.train_target = self._words(_first(data.train, view.train))
