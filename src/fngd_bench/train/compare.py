@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import torch
+
 from fngd_bench.errors import InputError
 from fngd_bench.runs.events import End
 from fngd_bench.runs.progress import Progress
@@ -62,7 +64,7 @@ def _in_process(request: Request, report: Callable[[Progress], None]) -> Outcome
     """
     context = process_context()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(request, sender))
+    process = context.Process(target=_child, args=(request, sender, torch.get_num_threads()))
     process.start()
     sender.close()
     end: End | None = None
@@ -84,8 +86,9 @@ def _in_process(request: Request, report: Callable[[Progress], None]) -> Outcome
     return Outcome(request, end, process.exitcode or 0)
 
 
-def _child(request: Request, sender: Connection) -> None:
-    """The run itself; says how far it is, how it ended, or what is wrong with its input."""
+def _child(request: Request, sender: Connection, threads: int) -> None:
+    """The run itself, with as many threads as at home; says how far it is, how it ended, or what is wrong."""
+    torch.set_num_threads(threads)
     said = float("-inf")
 
     def report(progress: Progress) -> None:

@@ -103,6 +103,7 @@ def kill_after(request, steps, seconds):
 
 
 def tell_steps(request, sender):
+    torch.set_num_threads(1)
     run(request, lambda progress: sender.send(progress.step))
 
 
