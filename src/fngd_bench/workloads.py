@@ -1,7 +1,8 @@
 """The table of problems: data, model, batch, schedule, metric, target and budget, at three scales.
 
 `smoke` needs no file and takes seconds: the same networks, narrowed, on the embedded data. `cpu` is a run of minutes on
-two cores. `paper` is what the paper ran, or for the problems it does not have, what a full run is.
+two cores. `paper` is what the paper ran, or for the problems it does not have, what a full run is; problems in which
+samples should not all count the same are beyond the paper and have none.
 Target, budget, metric and schedule belong to the problem; the recipe of a method to the method (`optimizers`).
 """
 
@@ -88,8 +89,8 @@ _SMALL_TEXT = Scale(
 _SMALL_TRANSFORMER = partial(Transformer, layers=3, width=256, inner=512, heads=8)
 
 
-def _images(name: str, about: str, *, smoke: Scale, cpu: Scale, paper: Scale) -> Workload:
-    scales = {"smoke": smoke, "cpu": cpu, "paper": paper}
+def _images(name: str, about: str, *, smoke: Scale, cpu: Scale, paper: Scale | None = None) -> Workload:
+    scales = {"smoke": smoke, "cpu": cpu, **({} if paper is None else {"paper": paper})}
     return Workload(name=name, about=about, family="images", schedule="steps", scales=scales)
 
 
@@ -112,6 +113,9 @@ def _cifar(
 
 _PAPER = Scale(data="", model=small_cnn, view=View(), batch=128, epochs=100, longer={"sgd-m": 200})
 _IMAGENET = replace(_PAPER, model=resnet50, view=View(padding=16), epochs=55, longer={"sgd-m": 90})
+_UNEVEN = replace(_PAPER, model=resnet32, epochs=12, longer={})
+"""Samples that should not count the same, tested on all test images: a part of them would not be balanced."""
+_UNEVEN_SMOKE = replace(_SMOKE, model=partial(resnet32, width=4))
 _SMALL_IMAGENET = replace(_IMAGENET, view=View(train=3_200), batch=32, epochs=5, longer={})
 
 _ROWS = (
@@ -206,6 +210,18 @@ _ROWS = (
         ),
         paper=Scale(data="multi30k", model=Transformer, view=TextView(), batch=64, epochs=100, vocabulary=8000),
     ),
+    _images(
+        "cifar10-noisy-resnet32",
+        "resnet32 on cifar10 with 40 % random labels in training; the test is clean",
+        smoke=replace(_UNEVEN_SMOKE, data="digits-noisy"),
+        cpu=replace(_UNEVEN, data="cifar10-noisy", view=View(train=12_800)),
+    ),
+    _images(
+        "cifar10-longtail-resnet32",
+        "resnet32 on cifar10 with class sizes falling from 5,000 to 50; the test is balanced",
+        smoke=replace(_UNEVEN_SMOKE, data="digits-longtail"),
+        cpu=replace(_UNEVEN, data="cifar10-longtail"),
+    ),
 )
 WORKLOADS: dict[str, Workload] = {row.name: row for row in _ROWS}
 
@@ -241,7 +257,7 @@ def scale(row: Workload, name: str) -> Scale:
         InputError: If there is no such scale.
     """
     if name not in row.scales:
-        raise InputError(f"scale={name!r} is not known: choose one of {', '.join(SCALES)}")
+        raise InputError(f"scale={name!r} of {row.name} is not known: choose one of {', '.join(row.scales)}")
     return row.scales[name]
 
 

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-NAMES = "digits, numbers, cifar10, cifar100, tiny20, imagenet, multi30k"
+NAMES = (
+    "digits, numbers, cifar10, cifar100, tiny20, imagenet, multi30k, digits-noisy, digits-longtail, cifar10-noisy, "
+    "cifar10-longtail"
+)
 Folder = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="Where data sets lie; by default $FNGD_DATA or your cache folder."),

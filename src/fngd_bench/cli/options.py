@@ -22,5 +22,5 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 WORKLOADS = (
     "digits-cnn, numbers-transformer, cifar10-resnet32, cifar10-vgg11, cifar100-resnet18, cifar100-resnet34, "
-    "imagenet-resnet50, tiny20-resnet50, multi30k-transformer"
+    "imagenet-resnet50, tiny20-resnet50, multi30k-transformer, cifar10-noisy-resnet32, cifar10-longtail-resnet32"
 )

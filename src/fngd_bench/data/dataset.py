@@ -36,6 +36,11 @@ class DataSet(ABC):
 
     facts: Facts
 
+    @property
+    def origin(self) -> str:
+        """The name of the data set that the files are of: its own, unless it is made of another."""
+        return self.facts.name
+
     @abstractmethod
     def absent(self, folder: Path) -> Path | None:
         """The first file or folder that is needed and not there. Looks at names only, so it is quick."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from fngd_bench.data.checksums import File, md5, sha1
 from fngd_bench.data.cifar import Cifar
 from fngd_bench.data.dataset import DataSet, Embedded, Facts, command
+from fngd_bench.data.derived import Derived, long_tailed, noisy
 from fngd_bench.data.digits import digits
 from fngd_bench.data.download import Remote
 from fngd_bench.data.folder import data_folder
@@ -103,8 +104,17 @@ _NUMBERS = Embedded(
     Facts("numbers", "numbers in words, English and German", "4,000 + 500 + 500", "–", "made on the spot"), numbers
 )
 
+_NOISY, _LONG_TAILED = "with 40 % random labels", "with class sizes down to 1 %"
+_DERIVED = (
+    Derived(Facts("digits-noisy", _NOISY, "1,437 + 360", "–", "made of digits"), _DIGITS, noisy),
+    Derived(Facts("digits-longtail", _LONG_TAILED, "354 + 360", "–", "made of digits"), _DIGITS, long_tailed),
+    Derived(Facts("cifar10-noisy", _NOISY, "50,000 + 10,000", "–", "made of cifar10"), _CIFAR10, noisy),
+    Derived(Facts("cifar10-longtail", _LONG_TAILED, "12,408 + 10,000", "–", "made of cifar10"), _CIFAR10, long_tailed),
+)
+
 SETS: dict[str, DataSet] = {
-    entry.facts.name: entry for entry in (_DIGITS, _NUMBERS, _CIFAR10, _CIFAR100, _TINY20, _IMAGENET, _MULTI30K)
+    entry.facts.name: entry
+    for entry in (_DIGITS, _NUMBERS, _CIFAR10, _CIFAR100, _TINY20, _IMAGENET, _MULTI30K, *_DERIVED)
 }
 """Every data set, by name."""
 
@@ -141,7 +151,9 @@ def find_present(name: str, folder: Path) -> DataSet:
     """
     entry = find(name)
     if (path := entry.absent(folder)) is not None:
-        raise InputError(f"data set {name} is missing: there is no {path}; get it with `{command(name, folder)}`")
+        raise InputError(
+            f"data set {name} is missing: there is no {path}; get it with `{command(entry.origin, folder)}`"
+        )
     return entry
 
 

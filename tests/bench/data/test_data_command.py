@@ -41,7 +41,7 @@ def test_the_list_says_what_is_there(capsys, tmp_path):
     lines = {line.split()[1]: line for line in out.splitlines() if re.match(r"│ \w", line)}
     assert list(lines) == list(SETS)
     present = {name for name, line in lines.items() if "present" in line}
-    assert present == {"digits", "numbers", "tiny20"}
+    assert present == {"digits", "numbers", "tiny20", "digits-noisy", "digits-longtail"}
     assert all("missing" in line for name, line in lines.items() if name not in present)
 
 
@@ -59,6 +59,7 @@ def test_embedded_data_are_fetched_in_no_time(capsys, tmp_path):
         (("fetch", "imagenet"), "licence"),
         (("verify", "cifar11"), "cifar10"),
         (("verify", "digits", "cifar10"), "fngd data fetch cifar10"),
+        (("verify", "cifar10-noisy"), "fngd data fetch cifar10 "),
     ],
 )
 def test_wrong_input_to_data_ends_in_one_line(capsys, monkeypatch, tmp_path, words, said):
