@@ -9,6 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import fngd
 from cases import CASES
+from fngd.planner import Shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,8 +44,8 @@ def test_the_doctor_leaves_the_model_and_the_random_numbers_alone():
 def test_shapes_are_canonical():
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, stride=2), nn.Flatten(2), nn.Linear(4, 5))
     rows = fngd.doctor(model, torch.randn(8, 4, 5, 5)).rows
-    assert rows[0].shapes == ((8, 2, 4, 18, 3),)
-    assert rows[1].shapes == ((8, 1, 6, 4, 5),)
+    assert rows[0].shapes == (Shape(M=8, G=2, T=4, d_in=18, d_out=3, kernel=9),)
+    assert rows[1].shapes == (Shape(M=8, G=1, T=6, d_in=4, d_out=5),)
 
 
 def test_coverage_is_the_share_of_parameters():
@@ -105,9 +106,9 @@ def test_a_model_in_eval_mode_is_warned_of():
 
 
 def test_the_table_prints_every_module_once():
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
-    lines = str(fngd.doctor(model, torch.randn(3, 4))).splitlines()
+    model = nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8))
+    lines = str(fngd.doctor(model, torch.randn(64, 64))).splitlines()
     assert lines[0].split()[:3] == ["module", "kind", "parameters"]
-    assert lines[2].split()[:-2] == ["0", "Linear", "40", "weighted", "3", "×", "1", "×", "4", "→", "8", "pairwise"]
+    assert lines[2].split()[:-2] == ["0", "Linear", "520", "weighted", "64", "×", "1", "×", "64", "→", "8", "pairwise"]
     assert "plain: no rule for LayerNorm" in lines[3]
-    assert lines[5] == "1 of 2 modules, 71.4% of the parameters are preconditioned."
+    assert lines[5] == "1 of 2 modules, 97.0% of the parameters are preconditioned."

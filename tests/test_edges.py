@@ -413,7 +413,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_name(bad):
 
 @pytest.mark.parametrize(("entries", "held"), [(1 << 20, 1), (4 << 20, 0)])
 def test_only_a_small_scratch_buffer_is_held_between_steps(entries, held):
-    run = Run(Settings(), fngd.Fresh(), deriving=True)
+    run = Run(Settings(), fngd.Shared(1), deriving=False)
     run.scratch.product(torch.ones(entries), torch.ones(1))
     assert len(run.scratch._buffers) == 1
     run.end()

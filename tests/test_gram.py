@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from fngd.gram import Shape, Use, bias_gram, gram, materialised, pairwise, plan, shape_of
+from fngd import gram as routes
+from fngd.gram import Use, bias_gram, gram, shape_of
 from fngd.operations import Convolution, Linear, Samples
+from fngd.planner import BUDGET, ROUTES, Shape, plan
+from fngd.scratch import Scratch
 from reference import relative_error
 
 ONE = torch.ones((), dtype=torch.float64)
@@ -16,11 +19,9 @@ sizes = st.integers(1, 5)
 
 def materialise(uses):
     """U by its definition, a sample at a time: the reference of this file."""
-    M = uses[0].operation.samples.M
-    columns = []
-    for m in range(M):
-        rows = slice(m, m + 1)
-        columns.append(sum(torch.einsum("gtp,gtd->gpd", u.outputs(rows)[0], u.inputs(rows)[0]) for u in uses).flatten())
+    M, d_in = uses[0].operation.samples.M, uses[0].weight[0].numel()
+    rows = [(use.outputs().clone(), use.inputs(slice(0, d_in), Scratch()).clone()) for use in uses]
+    columns = [sum(torch.einsum("gtp,gtd->gpd", z[m], x[m]) for z, x in rows).flatten() for m in range(M)]
     return torch.stack(columns, 1)
 
 
@@ -50,14 +51,41 @@ def convolution_uses(draw):
     return [Use(operation, x, torch.randn_like(operation.forward(x, weight, None)), weight)]
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.one_of(linear_uses(), convolution_uses()), sizes, st.sampled_from([1, 300, 10**6]))
-def test_both_routes_equal_the_materialised_reference(uses, block, budget):
-    K = reference.gram(materialise(uses))
+def possible(uses):
+    """The routes that a weight's uses can take."""
     shape = shape_of(uses)
-    assert relative_error(pairwise(uses, shape, ONE, block), K) <= 1e-12
-    assert relative_error(materialised(uses, shape, ONE, block, budget), K) <= 1e-12
-    assert relative_error(gram(uses, ONE, budget), K) <= 1e-12
+    return {route for route in ROUTES if plan(shape, 8, BUDGET, route).route == route}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(linear_uses(), convolution_uses()), st.sampled_from([1, 300, 3000, 10**6]))
+def test_every_route_equals_the_materialised_reference(uses, budget):
+    U = materialise(uses)
+    scratch = Scratch()
+    for route in possible(uses):
+        found = gram(uses, ONE, scratch, budget, route)
+        assert relative_error(found.K, reference.gram(U)) <= 1e-12, route
+        assert found.U is None or relative_error(found.U.T, U) <= 1e-12, route
+    assert relative_error(gram(uses, ONE, scratch, budget).K, reference.gram(U)) <= 1e-12
+
+
+def test_each_route_is_taken_by_some_convolution():
+    operation = Convolution(Samples(0, 2), (1, 1), (1, 1), (1, 1))
+    weight = torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    use = Use(operation, x, torch.randn(2, 3, 4, 4, dtype=torch.float64), weight)
+    assert possible([use]) == set(ROUTES) == set(routes._ROUTES)
+
+
+def test_blocks_of_samples_and_features_add_up():
+    operation = Convolution(Samples(0, 7), (1, 1), (1, 1), (1, 1))
+    weight, x, z = (torch.randn(*s, dtype=torch.float64) for s in ((5, 6, 3, 3), (7, 6, 4, 4), (7, 5, 4, 4)))
+    uses = [Use(operation, x, z, weight)]
+    K = reference.gram(materialise(uses))
+    for block in (1, 2, 3, 7):
+        assert relative_error(routes.pairwise(uses, block, Scratch()).K, K) <= 1e-12
+        assert relative_error(routes.kernel(uses, block, Scratch()).K, K) <= 1e-12
+        assert relative_error(routes.materialised(uses, 9 * block, Scratch()).K, K) <= 1e-12
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +103,7 @@ def test_the_rows_of_a_convolution_are_those_torch_differentiates(uses):
 def test_scaling_by_a_power_of_two_is_exact(uses, exponent):
     scale = torch.ldexp(ONE, torch.tensor(exponent))
     scaled = [use._replace(z=use.z * scale) for use in uses]
-    assert torch.equal(gram(scaled, scale), gram(uses, ONE))
+    assert torch.equal(gram(scaled, scale, Scratch()).K, gram(uses, ONE, Scratch()).K)
 
 
 def test_the_bias_adds_its_own_inner_products():
@@ -89,25 +117,34 @@ def test_the_bias_adds_its_own_inner_products():
     [
         (Shape(128, 1, 1, 512, 10), "pairwise"),
         (Shape(64, 1, 16, 512, 2048), "pairwise"),
-        (Shape(128, 1, 1024, 144, 16), "materialised"),
-        (Shape(128, 1, 4, 4608, 512), "pairwise"),
-        (Shape(128, 1, 64, 2304, 256), "materialised"),
+        (Shape(128, 1, 1024, 144, 16, 9, 1024, native=True), "kernel"),
+        (Shape(128, 1, 1024, 27, 16, 9, 1024, native=True), "materialised"),
+        (Shape(128, 1, 4, 4608, 512, 9, 4, native=True), "pixels"),
+        (Shape(128, 1, 16, 4608, 512, 9, 16, native=True), "pixels"),
+        (Shape(128, 1, 64, 2304, 256, 9, 64, native=True), "materialised"),
     ],
 )
-def test_the_plan_takes_the_route_with_fewer_multiplications(shape, route):
+def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route):
     assert plan(shape).route == route
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.builds(Shape, *[st.integers(1, 600)] * 5), st.integers(2**10, 2**30))
-def test_the_plan_keeps_to_its_budget_unless_a_block_of_one_is_over_it(shape, budget):
-    chosen = plan(shape, 4, budget)
-    assert chosen.bytes <= budget or chosen.block == 1
+@given(st.tuples(*[st.integers(1, 600)] * 5), st.integers(1, 9), st.integers(2**10, 2**30))
+def test_the_plan_keeps_to_its_budget_unless_a_block_of_one_is_over_it(sizes, kernel, budget):
+    M, G, T, channels, d_out = sizes
+    chosen = plan(Shape(M, G, T, channels * kernel, d_out, kernel), 4, budget)
+    assert chosen.bytes <= budget or chosen.block in {1, kernel}
+
+
+def test_a_route_that_is_asked_for_is_taken_where_it_is_possible():
+    shape = Shape(8, 1, 4, 9, 4, 9, 4, native=True)
+    assert [plan(shape, 4, BUDGET, route).route for route in ROUTES] == list(ROUTES)
+    assert plan(Shape(8, 1, 4, 9, 4), 4, BUDGET, "kernel").route in {"pairwise", "materialised"}
 
 
 def test_a_wide_layer_never_holds_its_per_sample_gradients():
     """512 → 512 channels, 3 × 3, batch 128: U would be 1.2 GB."""
-    shape = Shape(128, 1, 16, 512 * 9, 512)
+    shape = Shape(128, 1, 16, 512 * 9, 512, 9, 16, native=True)
     assert plan(shape).bytes <= 64 * 2**20
     assert 4 * shape.M * shape.d_in * shape.d_out > 2**30
 
@@ -116,5 +153,5 @@ def test_half_precision_is_summed_in_float32():
     x, z = torch.randn(4, 3, 8).bfloat16(), torch.randn(4, 3, 2).bfloat16()
     use = Use(Linear(Samples(0, 4)), x, z, torch.randn(2, 8).bfloat16())
     exact = use._replace(x=x.double(), z=z.double())
-    assert gram([use], torch.ones(())).dtype == torch.float32
-    assert relative_error(gram([use], torch.ones(())).double(), gram([exact], ONE)) <= 1e-6
+    assert gram([use], torch.ones(()), Scratch()).K.dtype == torch.float32
+    assert relative_error(gram([use], torch.ones(()), Scratch()).K.double(), gram([exact], ONE, Scratch()).K) <= 1e-6

@@ -71,6 +71,13 @@ def test_twenty_steps_of_a_resnet_equal_sgd_in_float64(policy, settings):
         assert relative_error(mine.state_dict()[name].double(), value.double()) <= 1e-10
 
 
+@pytest.fixture
+def torchs_kernel(monkeypatch):
+    """Let deriving steps sum with torch's kernel, and not as c·U with per-sample gradients that are at hand."""
+    monkeypatch.setattr("fngd.layers.base.known_sum", lambda derived: None)
+
+
+@pytest.mark.usefixtures("torchs_kernel")
 @pytest.mark.parametrize("policy", policies(), ids=str)
 def test_twenty_steps_of_a_resnet_equal_fused_sgd_bit_for_bit_in_float32(policy):
     mine, theirs = resnet(), resnet()
@@ -95,6 +102,16 @@ def test_biases_equal_sgd_bit_for_bit_when_sharing(policy):
         assert torch.equal(mine.state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("policy", policies(), ids=str)
+def test_twenty_steps_of_a_resnet_equal_fused_sgd_closely_when_per_sample_gradients_are_summed(policy):
+    mine, theirs = resnet(), resnet()
+    train(fngd.FNGD(mine, lr=0.01, alpha=ONES, policy=policy), mine, torch.float32)
+    train(torch.optim.SGD(theirs.parameters(), lr=0.01, fused=True), theirs, torch.float32)
+    for name, value in theirs.state_dict().items():
+        assert relative_error(mine.state_dict()[name].double(), value.double()) <= 1e-4, name
+
+
+@pytest.mark.usefixtures("torchs_kernel")
 @pytest.mark.parametrize("policy", [fngd.Fresh(), fngd.Shared(2), fngd.Constant(2)], ids=str)
 def test_channels_last_models_equal_sgd_bit_for_bit(policy):
     mine, theirs = (resnet().to(memory_format=torch.channels_last) for _ in range(2))

@@ -4,7 +4,7 @@ from fngd.doctor import doctor
 from fngd.layers import detach, register_layer
 from fngd.look import gram_matrices
 from fngd.optimizer import FNGD
-from fngd.policies import Constant, Fresh, Policy, Refreshed, Shared
+from fngd.policies import Constant, Fresh, FromHead, Policy, Refreshed, Shared
 from fngd.preconditioner import NaturalGradient
 from fngd.statistics import LayerStatistics
 
@@ -12,6 +12,7 @@ __all__ = [
     "FNGD",
     "Constant",
     "Fresh",
+    "FromHead",
     "LayerStatistics",
     "NaturalGradient",
     "Policy",

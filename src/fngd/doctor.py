@@ -13,14 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fngd.gram import Plan, Shape, Use, gram_dtype, plan, shape_of
-from fngd.layers.attach import attach_layer, attach_root
+from fngd.gram import Use, plan_of, shape_of
+from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
 from fngd.layers.registry import Finding, survey
 from fngd.layers.run import Run
+from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
-from fngd.policies import Fresh
+from fngd.planner import Plan, Shape
+from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
 
 STOP = "training will stop here"
@@ -58,6 +60,10 @@ class Diagnosis:
 
     rows: tuple[Row, ...]
     warnings: tuple[str, ...]
+    heads: tuple[str, ...] = ()
+    """The layers through which the output is reached: what `FromHead` takes for the head, if there is one."""
+    head_objection: str = ""
+    """Why `FromHead` must be told the head; empty if it need not, or if there were no example inputs."""
 
     @property
     def coverage(self) -> float:
@@ -71,7 +77,13 @@ class Diagnosis:
         lines = _aligned([header, *(_cells(row) for row in self.rows)])
         counted = sum(row.preconditioned for row in self.rows)
         summary = f"{counted} of {len(self.rows)} modules, {self.coverage:.1%} of the parameters are preconditioned."
-        return "\n".join([*lines, "", summary, *(f"warning: {warning}" for warning in self.warnings)])
+        return "\n".join([*lines, "", summary, *self._head(), *(f"warning: {warning}" for warning in self.warnings)])
+
+    def _head(self) -> list[str]:
+        """A line on what `FromHead` would make of the model, if that is known."""
+        if self.head_objection:
+            return [f"FromHead needs head=…: {self.head_objection}."]
+        return [f"Head for FromHead: {name!r}." for name in self.heads]
 
 
 def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclude: Collection[str] = ()) -> Diagnosis:
@@ -101,13 +113,37 @@ def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclud
     layers = _attach(findings, run)
     attach_root(specimen, run)
     if example_inputs:
-        devices = {p.device for p in specimen.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            specimen(*example_inputs)
+        _called(specimen, example_inputs)
     rows = tuple(_row(finding, layers.get(finding.name), bool(example_inputs)) for finding in findings)
     remarks = [remark for layer in dict.fromkeys(layers.values()) for remark in layer.remarks]
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
-    return Diagnosis(rows, (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(remarks)))
+    warnings = (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(remarks))
+    heads, objection = _heads(specimen, example_inputs, run.settings, exclude) if example_inputs else ((), "")
+    return Diagnosis(rows, warnings, heads, objection)
+
+
+def _called(specimen: nn.Module, inputs: tuple[object, ...]) -> object:
+    """What the model returns; random numbers are given back."""
+    devices = {p.device for p in specimen.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+        return specimen(*inputs)
+
+
+def _heads(
+    specimen: nn.Module, inputs: tuple[object, ...], settings: Settings, exclude: Collection[str]
+) -> tuple[tuple[str, ...], str]:
+    """The layers that the output is reached through, and why `FromHead` cannot take one of them unless it is told."""
+    detach(specimen)
+    run = Run(settings, FromHead(), deriving=True)
+    try:
+        search = Search(specimen, run, FromHead(), exclude)
+    except ValueError:
+        return (), "the model has no layer that could be it"
+    run.look = None
+    attach_root(specimen, run)
+    found = search.reached(_called(specimen, inputs))
+    objection = found.objection or found.heads[0].objection
+    return tuple(head.name for head in found.heads), objection
 
 
 class Recorder(Layer):
@@ -173,7 +209,7 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
         return Row(finding.name, kind, parameters, preconditioned=False, reason=reason)
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
     reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
-    plans = tuple(plan(shape, gram_dtype(layer.parameters[0].dtype).itemsize) for shape in shapes)
+    plans = tuple(plan_of(uses) for uses in layer.uses.values())
     return Row(finding.name, kind, parameters, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
 
 

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fngd.scratch import Scratch
+
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 convolution_backward = torch.ops.aten.convolution_backward.default
 
@@ -79,12 +81,12 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def inputs(self, x: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-        """The chosen samples' inputs in canonical form: (m, G, T, d_in)."""
+    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        """Some input features in canonical form, (M, G, T, d_in); a convolution's start and stop at whole channels."""
 
     @abstractmethod
-    def outputs(self, z: Tensor, chosen: slice) -> Tensor:
-        """The chosen samples' output gradients in canonical form: (m, G, T, d_out)."""
+    def outputs(self, z: Tensor) -> Tensor:
+        """The output gradients in canonical form: (M, G, T, d_out)."""
 
     @abstractmethod
     def entry_rows(self, z: Tensor) -> Tensor:
@@ -117,12 +119,12 @@ class Linear(Operation):
         z = z.movedim(self.samples.axis, 0)
         return z if z.dim() == 2 else z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1)
 
-    def inputs(self, x: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-        x = self.samples.first(x)[chosen]
-        return x.reshape(len(x), 1, math.prod(x.shape[1:-1]), x.shape[-1])
+    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        return self.outputs(x)[..., features]
 
-    def outputs(self, z: Tensor, chosen: slice) -> Tensor:
-        return self.inputs(z, z, chosen)
+    def outputs(self, z: Tensor) -> Tensor:
+        z = self.samples.first(z)
+        return z.reshape(len(z), 1, math.prod(z.shape[1:-1]), z.shape[-1])
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -151,38 +153,54 @@ class Convolution(Operation):
     def entry_rows(self, z: Tensor) -> Tensor:
         return z.flatten(2).sum(2)
 
-    def inputs(self, x: Tensor, weight: Tensor, chosen: slice) -> Tensor:
-        return self._by_sample(patches(x[self._entries(chosen)], weight.shape[2:], self))
+    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        """The padded patches of some channels: a strided view, copied once."""
+        volume = math.prod(weight.shape[2:])
+        x = x.reshape(len(x), self.groups, x.shape[1] // self.groups, *x.shape[2:])
+        view = self._patches(x[:, :, features.start // volume : features.stop // volume], weight.shape[2:], scratch)
+        rows = scratch.take("patches", view.shape, x.dtype, x.device).copy_(view)
+        positions = math.prod(view.shape[-len(self.stride) :])
+        return self._by_sample(rows.view(len(x), self.groups, -1, positions).transpose(2, 3))
 
-    def outputs(self, z: Tensor, chosen: slice) -> Tensor:
-        z = z[self._entries(chosen)]
+    def outputs(self, z: Tensor) -> Tensor:
         rows = z.reshape(len(z), self.groups, z.shape[1] // self.groups, math.prod(z.shape[2:]))
         return self._by_sample(rows.transpose(2, 3))
 
-    def _entries(self, chosen: slice) -> slice:
-        start, stop, _ = chosen.indices(self.samples.M)
-        return slice(start * self.samples.repeats, stop * self.samples.repeats)
+    def sample_gradients(self, z: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Each sample's gradient of the weight, (M, *weight.shape), by torch's own kernel.
+
+        A batch of M images is one image of M groups of channels, whose weights are the samples' own. Only where every
+        image is a sample.
+        """
+        M, groups, transposed = len(x), len(x) * self.groups, False
+        one = weight[:1].expand(M * len(weight), *weight.shape[1:])
+        flat_z, flat_x = (t.reshape(1, M * t.shape[1], *t.shape[2:]) for t in (z, x))
+        none, needs = (0,) * len(self.stride), (False, True, False)
+        gradient: Tensor = convolution_backward(
+            flat_z, flat_x, one, None, self.stride, self.padding, self.dilation, transposed, none, groups, needs
+        )[1]
+        return gradient.view(M, *weight.shape)
 
     def _by_sample(self, rows: Tensor) -> Tensor:
-        """(m · repeats, G, T, d) → (m, G, repeats · T, d): the images of one sample are positions like any other."""
+        """(M · repeats, G, T, d) → (M, G, repeats · T, d): the images of one sample are positions like any other."""
         repeats = self.samples.repeats
+        if repeats == 1:
+            return rows
         return rows.reshape(len(rows) // repeats, repeats, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
 
-
-def patches(x: Tensor, kernel: torch.Size, convolution: Convolution) -> Tensor:
-    """The input rows of a convolution: (n, G, T, d_in) from (n, channels, *space), d_in = channels/G · |kernel|.
-
-    A strided view of the padded input, copied once: several times faster on CPUs than `F.unfold`, and in any number
-    of dimensions.
-    """
-    geometry = zip(x.shape[2:], kernel, convolution.stride, convolution.padding, convolution.dilation, strict=True)
-    out = [(size + 2 * pad - spread * (k - 1) - 1) // step + 1 for size, k, step, pad, spread in geometry]
-    if any(convolution.padding):
-        x = F.pad(x, [pad for pad in reversed(convolution.padding) for _ in range(2)])
-    groups, channels = convolution.groups, x.shape[1] // convolution.groups
-    (sample, channel, *space) = x.stride()
-    size = (len(x), groups, channels, *kernel, *out)
-    dilated = [s * spread for s, spread in zip(space, convolution.dilation, strict=True)]
-    strided = [s * step for s, step in zip(space, convolution.stride, strict=True)]
-    view = x.as_strided(size, (sample, channel * channels, channel, *dilated, *strided))
-    return view.reshape(len(x), groups, channels * math.prod(kernel), math.prod(out)).transpose(2, 3)
+    def _patches(self, x: Tensor, kernel: torch.Size, scratch: Scratch) -> Tensor:
+        """What the kernel sees: (n, G, channels, *kernel, *out), a view of the padded (n, G, channels, *space)."""
+        geometry = list(zip(x.shape[3:], kernel, self.stride, self.padding, self.dilation, strict=True))
+        out = [(size + 2 * pad - spread * (k - 1) - 1) // step + 1 for size, k, step, pad, spread in geometry]
+        if any(self.padding):
+            shape = (*x.shape[:3], *(size + 2 * pad for size, _, _, pad, _ in geometry))
+            padded = scratch.take("padded", shape, x.dtype, x.device).zero_()
+            inner = padded
+            for axis, (size, _, _, pad, _) in enumerate(geometry, 3):
+                inner = inner.narrow(axis, pad, size)
+            inner.copy_(x)
+            x = padded
+        space = x.stride()[3:]
+        dilated = (s * spread for s, spread in zip(space, self.dilation, strict=True))
+        strided = (s * step for s, step in zip(space, self.stride, strict=True))
+        return x.as_strided((*x.shape[:3], *kernel, *out), (*x.stride()[:3], *dilated, *strided), x.storage_offset())

@@ -6,6 +6,7 @@ what do sharing steps make of c̃. A new policy is a class with these three meth
 
 from __future__ import annotations
 
+import math
 import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -101,6 +102,50 @@ class Constant(Policy):
 
     def share(self, mean: Tensor) -> Tensor:
         return mean.mean(0, keepdim=True)
+
+
+@dataclass(frozen=True)
+class FromHead(Policy):
+    """Derive at every step, from the output layer alone: every layer below inherits its coefficients.
+
+    The head's Gram matrix gives c = (I + K/(λM))⁻¹ r with λ = α‖K‖_F, divided by its mean, so that `lr` keeps its
+    meaning. The head multiplies its output gradient by c before it computes anything; ordinary backpropagation does
+    the rest. It is training on the loss (1/M) Σ_m c_m ℓ_m with c held constant, and gradients of inputs are that
+    loss's too. All other layers are plain torch, which is why it costs next to nothing for a classifier, whose head has
+    one position for each sample.
+
+    Differs from the paper: there each layer has coefficients of its own, from its own Gram matrix.
+
+    Args:
+        alpha: The damping rule; it is this one that counts, and not the optimizer's `alpha`.
+        rhs: The right-hand side r: "ones" as in the paper, or "residual", each sample's ‖z_m‖² divided by their mean
+            (the improved empirical Fisher): samples that are fitted already no longer get the longest steps.
+        head: The name of the output layer; by default the one through which the model's output is reached.
+    """
+
+    alpha: float = 0.005
+    rhs: str = "ones"
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
+            raise ValueError(
+                f"alpha={self.alpha!r} must be a finite number above 0: the damping is alpha times the norm of the "
+                "head's Gram matrix; 0.005 is usual"
+            )
+        if self.rhs not in ("ones", "residual"):
+            raise ValueError(f"rhs={self.rhs!r} must be 'ones' or 'residual': the right-hand side of the solve")
+        if self.head is not None and not isinstance(self.head, str):
+            raise ValueError(
+                f"head={self.head!r} must be the name of a module, as in model.named_modules(), or None to look for it"
+            )
+
+    def derives(self, step: int) -> bool:
+        return True
+
+    def weight(self, count: Tensor) -> Tensor:
+        """One: what is kept are the coefficients of the latest batch, since they belong to its samples."""
+        return torch.ones_like(count)
 
 
 def _check_steps(name: str, value: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,8 @@ from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
 from fngd.layers.base import Layer
 from fngd.layers.registry import Finding, kinds, survey
 from fngd.layers.run import Run
-from fngd.policies import Policy, Shared
+from fngd.layers.search import Search
+from fngd.policies import FromHead, Policy, Shared
 from fngd.settings import Settings
 from fngd.statistics import LayerStatistics, statistics_of
 
@@ -80,6 +82,8 @@ class NaturalGradient:
             batch_dim=batch_dim,
         )
         policy = _policy(policy, derive_steps)
+        if isinstance(policy, FromHead):
+            settings = _head_settings(policy, settings)
         self.model = model
         self.step_count = 0
         self.layers: list[Layer] = []
@@ -90,11 +94,11 @@ class NaturalGradient:
         self._hook: RemovableHandle | None = None
         held = model.parameters() if optimizer is None else _parameters(optimizer)
         try:
-            self.extend(held)
+            self._attach(held)
         except ValueError:
             detach(model, self._run)
             raise
-        if not self.layers:
+        if not self.layers and self._search is None:
             names = ", ".join(sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds()))
             raise ValueError(
                 f"{type(model).__name__} has no layer to precondition: supported are {names}. fngd.doctor(model) says "
@@ -120,11 +124,14 @@ class NaturalGradient:
     def extend(self, parameters: Iterable[nn.Parameter]) -> None:
         """Attach the layers that hold any of these parameters and are not attached yet.
 
-        Modules with a parameter in common become one layer.
+        Modules with a parameter in common become one layer. Under `FromHead` there is nothing to do: what lies below
+        the head inherits its weights, whoever trains it.
 
         Args:
             parameters: Parameters of the model.
         """
+        if self._search is not None:
+            return
         wanted = {id(parameter) for parameter in parameters}
         for group in _tied([finding for finding in survey(self.model, self._exclude) if finding.kind is not None]):
             if not any(id(parameter) in wanted for finding in group for parameter in finding.module.parameters()):
@@ -138,6 +145,13 @@ class NaturalGradient:
             for finding in group:
                 if finding.kind is not None and layer_of(finding.module) is not layer:
                     attach_layer(finding.module, layer, finding.kind.rule)
+
+    def _attach(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Attach what the policy needs: the layers that hold these parameters, or the head."""
+        policy, self._search = self._run.policy, None
+        if isinstance(policy, FromHead):
+            self._search = Search(self.model, self._run, policy, self._exclude, self.layers.append)
+        self.extend(parameters)
 
     @property
     def phase(self) -> str:
@@ -197,6 +211,8 @@ class NaturalGradient:
         Raises:
             ValueError: If it is of another model.
         """
+        if self._search is not None:
+            state = {**state, "layers": self._head_state(self._search, state["layers"])}
         names, saved = {layer.name for layer in self.layers}, set(state["layers"])
         if names != saved:
             odd = sorted(names ^ saved)
@@ -213,6 +229,12 @@ class NaturalGradient:
             layer.refresh()
         self._start(state["step"])
 
+    def _head_state(self, search: Search, saved: dict[str, Any]) -> dict[str, Any]:
+        """A saved state knows the head if it was known then; if it was not, the head has no history."""
+        if len(saved) == 1:
+            search.adopt(next(iter(saved)))
+        return saved or {layer.name: vars(History()) for layer in self.layers}
+
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles are made of; the model's copy is plain and gets attached by `__setstate__`."""
         kept = {key: vars(self)[key] for key in ("model", "attached", "_exclude", "_warned", "_optimizer")}
@@ -226,7 +248,7 @@ class NaturalGradient:
         held, (settings, policy), progress = (state.pop(key) for key in ("held", "run", "state"))
         vars(self).update(state, layers=[], step_count=0, _hook=None)
         self._run = Run(settings, policy, policy.derives(0))
-        self.extend(held)
+        self._attach(held)
         attach_root(self.model, self._run)
         self.load_state_dict(progress)
         if not self.attached:
@@ -235,13 +257,17 @@ class NaturalGradient:
             self.follow(self._optimizer)  # else it is an FNGD on its way, which will ask for it
 
     def _after_any_step(self, optimizer: Optimizer, *_: object) -> None:
-        first = next((p for layer in self.layers for p in layer.parameters if p.requires_grad), None)
+        layered = [parameter for layer in self.layers for parameter in layer.parameters]
+        held = layered if self._search is None else self.model.parameters()
+        first = next((parameter for parameter in held if parameter.requires_grad), None)
         if any(parameter is first for parameter in _parameters(optimizer)):
             self._after_step()
 
     def _after_step(self, *_: object) -> None:
         derived = self._run.deriving
         self._run.end()
+        if self._search is not None:
+            self._search.tidy()
         self._start(self.step_count + 1)
         if derived:
             self._warn_of_skipped()
@@ -263,8 +289,9 @@ class NaturalGradient:
             self._warned = True
             warnings.warn(
                 f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first (or a damping so small that "
-                "their Gram matrix cannot be factorised): such a batch takes the plain gradient and does not enter the "
-                "shared coefficients. Said once; statistics() counts them",
+                "their Gram matrix cannot be factorised, or a head's residuals so uneven that its coefficients have a "
+                "mean near zero): such a batch takes the plain gradient and does not enter the shared coefficients. "
+                "Said once; statistics() counts them",
                 stacklevel=2,
             )
 
@@ -283,6 +310,19 @@ def _policy(policy: Policy | None, derive_steps: int | None) -> Policy:
     if not isinstance(policy, Policy):
         raise ValueError(f"policy={policy!r} must be a policy object such as fngd.Shared(100) or fngd.Fresh()")
     return policy
+
+
+def _head_settings(policy: FromHead, given: Settings) -> Settings:
+    """FromHead brings its own damping, and scales its coefficients to mean one."""
+    usual = Settings(loss_reduction=given.loss_reduction, batch_dim=given.batch_dim)
+    wanted = replace(usual, alpha=policy.alpha)
+    if given not in (usual, wanted):
+        raise ValueError(
+            f"alpha={given.alpha!r}, damping={given.damping!r}, scale_by_damping={given.scale_by_damping!r} do not go "
+            f"with policy={policy!r}, which scales its coefficients to mean one and damps by its own alpha: leave them "
+            "out and pass fngd.FromHead(alpha)"
+        )
+    return wanted
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -13,7 +13,6 @@ parameters, is run by the autograd engine when no further use can come, and retu
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,41 +22,7 @@ from torch.autograd.function import FunctionCtx
 
 from fngd.gram import Use
 from fngd.operations import Gradients, Needs, Operation
-
-KEPT_BYTES = 8 << 20
-"""What a scratch buffer may hold on to between two steps."""
-
-
-class Scratch(threading.local):
-    """One reusable buffer for each dtype and device: fresh memory costs more than the arithmetic done in it."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
-
-    def like(self, t: Tensor) -> Tensor:
-        """A tensor of t's shape, dtype and memory format whose content is whatever was there last."""
-        key = (t.shape, t.stride(), t.dtype, t.device)
-        view = self._views.get(key)
-        if view is None:
-            buffer = self._buffers.get(key[2:])
-            if buffer is None or buffer.numel() < t.numel():
-                buffer = self._buffers[key[2:]] = torch.empty(t.numel(), dtype=t.dtype, device=t.device)
-                self._views.clear()
-            view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
-        return view
-
-    def trim(self) -> None:
-        """Give large buffers back, so that they are not held while the next forward pass piles up its activations."""
-        if any(buffer.nbytes > KEPT_BYTES for buffer in self._buffers.values()):
-            self._buffers.clear()
-            self._views.clear()
-
-    def product(self, t: Tensor, c: Tensor) -> Tensor:
-        """The product t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
-        if torch.compiler.is_compiling():
-            return (t * c).to(t.dtype)
-        return torch.mul(t, c, out=self.like(t))
+from fngd.scratch import Scratch
 
 
 def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gradients:

@@ -69,8 +69,15 @@ def detach(model: nn.Module, run: Run | None = None) -> None:
         attachment.roots = [root for root in attachment.roots if run is not None and root is not run]
         if attachment.layer is not None and (run is None or attachment.layer.run is run):
             attachment.layer = attachment.rule = None
-        if attachment.layer is None and not attachment.roots:
-            _restore(module)
+        _restore_if_idle(module, attachment)
+
+
+def detach_layer(module: nn.Module) -> None:
+    """Let a module compute its own forward pass again; what it is the root of stays."""
+    attachment: Attachment | None = module.__dict__.get(_KEY)
+    if attachment is not None:
+        attachment.layer = attachment.rule = None
+        _restore_if_idle(module, attachment)
 
 
 def layer_of(module: nn.Module) -> Layer | None:
@@ -86,7 +93,9 @@ def _attachment(module: nn.Module) -> Attachment:
     return cast(Attachment, module.__dict__[_KEY])
 
 
-def _restore(module: nn.Module) -> None:
+def _restore_if_idle(module: nn.Module, attachment: Attachment) -> None:
+    if attachment.layer is not None or attachment.roots:
+        return
     del module.__dict__[_KEY]
     base = type(module).__dict__.get("_fngd_base")
     if base is not None:  # else another library has swapped the class after us: without the key, forward is plain
@@ -129,8 +138,12 @@ def _as_root(
         run.enter(args, kwargs)
     try:
         if module.training and attachment.rule is not None:
-            return attachment.rule(module, attachment.layer, *args, **kwargs)
-        return base.forward(module, *args, **kwargs)
+            output = attachment.rule(module, attachment.layer, *args, **kwargs)
+        else:
+            output = base.forward(module, *args, **kwargs)
+        for run in attachment.roots:
+            run.show(output)
+        return output
     finally:
         for run in attachment.roots:
             run.leave()

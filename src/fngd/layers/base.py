@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fngd.coefficients import History
 from fngd.gram import gram_dtype
-from fngd.layers.derivation import Uses, derive, weighted_gradients
+from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
 from fngd.layers.parts import Label, Part, part_of
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
@@ -140,7 +140,7 @@ class Layer:
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = _autocast(x, weight, bias)
+            x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 
@@ -150,8 +150,10 @@ class Layer:
             return tuple(None for _ in self.parameters)
         with torch.autocast(uses[0][0].z.device.type, enabled=False):
             empty = any(use.x.numel() == 0 or use.z.numel() == 0 for use, _ in uses)
-            factors = uses[0][0].z.new_ones(1) if empty else self._derived(uses)
-            return weighted_gradients(uses, factors, self.parameters, self.run.scratch)
+            if empty:
+                return weighted_gradients(uses, uses[0][0].z.new_ones(1), self.parameters, self.run.scratch)
+            derived = self._derived(uses)
+            return weighted_gradients(uses, derived.factors, self.parameters, self.run.scratch, known_sum(derived))
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
@@ -183,7 +185,7 @@ class Layer:
         token, notes = self._noted()
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = _autocast(x, weight, bias)
+            x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
 
@@ -204,10 +206,10 @@ class Layer:
             opened[self] = (token, notes)
         return token, notes
 
-    def _derived(self, uses: Uses) -> Tensor:
-        """The factors of this batch's samples; its coefficients enter the history."""
+    def _derived(self, uses: Uses) -> Derived:
+        """What this batch says; its coefficients enter the history."""
         try:
-            derived = derive(uses, self.run.settings)
+            derived = derive(uses, self.run.settings, self.run.scratch)
         except ValueError as error:
             raise RuntimeError(
                 f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"
@@ -215,7 +217,7 @@ class Layer:
         self.history.add(derived.c, derived.measures, derived.valid, self.run.policy.weight)
         if self.run.watch is not None:
             self.run.watch(self.name, derived.K / torch.linalg.matrix_norm(derived.K))
-        return derived.factors
+        return derived
 
     def _remember(self, key: Hashable, operation: Operation) -> Operation:
         """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
@@ -266,7 +268,7 @@ class Layer:
         raise RuntimeError(f"fngd: {message}")
 
 
-def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def cast_as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What torch's autocast does to the arguments of a product: float64 is left alone."""
     dtype = torch.get_autocast_dtype(x.device.type)
 

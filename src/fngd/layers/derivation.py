@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import Measures, coefficients, damping, measure
-from fngd.gram import Use, bias_gram, gram, gram_dtype
+from fngd.gram import Gram, Use, bias_gram, gram, gram_dtype
 from fngd.layers.parts import Label, Part, overlapping
+from fngd.scratch import Scratch
 from fngd.settings import Settings
-from fngd.weighted import Scratch, weighted_backward
+from fngd.weighted import weighted_backward
 
 Uses = Sequence[tuple[Use, Label]]
 
@@ -28,22 +29,27 @@ class Derived(NamedTuple):
     valid: Tensor
     """Whether the Gram matrix was finite and could be factorised."""
     K: Tensor
-    """The Gram matrix over the square of a power of two, (M, M)."""
+    """The Gram matrix / scale², (M, M)."""
+    scale: Tensor
+    """A power of two near the largest |z|."""
+    U: Tensor | None
+    """The samples' gradients of the layer's one weight / scale, if they are at hand: (M, entries)."""
 
 
-def derive(uses: Uses, settings: Settings) -> Derived:
+def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     """The coefficients of one batch.
 
     Args:
         uses: All uses of the layer, on the same samples.
         settings: The damping and its units.
+        scratch: Where intermediate results are put.
 
     Returns:
         The coefficients with what was measured on the way.
     """
     M = uses[0][0].operation.samples.M
     scale = _scale([use.z for use, _ in uses])
-    K = layer_gram(uses, scale)
+    K, U = layer_gram(uses, scale, scratch)
     # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
     unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
     lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit).to(K.dtype)
@@ -53,18 +59,19 @@ def derive(uses: Uses, settings: Settings) -> Derived:
     true_lam = lam.double() * unit
     scaled = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
     factors = scaled if settings.scale_by_damping else c
-    return Derived(c, factors, measure(K, c, true_lam), valid, K)
+    return Derived(c, factors, measure(K, c, true_lam), valid, K, scale, U)
 
 
-def layer_gram(uses: Uses, scale: Tensor) -> Tensor:
+def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch) -> Gram:
     """K of a whole layer: the Gram matrices of its weights and biases add up.
 
     Args:
         uses: All uses of the layer.
         scale: What gradients are divided by, to keep their products in range.
+        scratch: Where intermediate results are put.
 
     Returns:
-        K / scale², (M, M).
+        K / scale², (M, M), and U / scale if the layer has one weight and its samples' gradients are at hand.
 
     Raises:
         ValueError: If two uses read different but overlapping parts of a parameter, or differ in their samples.
@@ -84,12 +91,13 @@ def layer_gram(uses: Uses, scale: Tensor) -> Tensor:
             "read different but overlapping pieces of one parameter in one forward pass (an attention module called "
             "both with and without self-attention?)"
         )
-    K = [gram(group, scale) for group in weights.values()] + [bias_gram(rows, scale) for rows in biases.values()]
-    return torch.stack(K).sum(0) if len(K) > 1 else K[0]
+    grams = [gram(group, scale, scratch) for group in weights.values()]
+    K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
+    return Gram(torch.stack(K).sum(0) if len(K) > 1 else K[0], grams[0].U if len(grams) == 1 else None)
 
 
 def weighted_gradients(
-    uses: Uses, factors: Tensor, parameters: Sequence[nn.Parameter], scratch: Scratch
+    uses: Uses, factors: Tensor, parameters: Sequence[nn.Parameter], scratch: Scratch, summed: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
     """Σ_m c_m u_m for each parameter of a layer.
 
@@ -98,19 +106,29 @@ def weighted_gradients(
         factors: What the samples are multiplied by, (M,) or (1,).
         parameters: The layer's parameters.
         scratch: Where scaled copies are put.
+        summed: That sum for the layer's one weight, if it is known already.
 
     Returns:
         A gradient for each parameter, None for those that no use reads or that are frozen.
     """
     totals: list[Tensor | None] = [None for _ in parameters]
     for use, label in uses:
-        needs = (False, label.weight is not None, label.bias is not None)
+        needs = (False, label.weight is not None and summed is None, label.bias is not None)
         spread = use.operation.samples.spread(factors, use.x.dim())
-        _, *gradients = weighted_backward(use, spread, needs, scratch)
-        for part, gradient in zip(label, gradients, strict=True):
+        _, weight, bias = weighted_backward(use, spread, needs, scratch)
+        for part, gradient in ((label.weight, weight), (label.bias, bias)):
             if part is not None and gradient is not None:
                 totals[part.parameter] = _added(totals[part.parameter], parameters[part.parameter], part, gradient)
+    use, label = uses[0]
+    if summed is not None and label.weight is not None:
+        part = label.weight
+        totals[part.parameter] = _added(None, parameters[part.parameter], part, summed.view(use.weight.shape))
     return tuple(totals)
+
+
+def known_sum(derived: Derived) -> Tensor | None:
+    """c·U: the weighted gradient of a layer's one weight, if its samples' gradients are at hand."""
+    return None if derived.U is None else (derived.factors * derived.scale).to(derived.U.dtype) @ derived.U
 
 
 def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: Tensor) -> Tensor:
@@ -124,6 +142,7 @@ def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: 
 
 def _scale(gradients: Sequence[Tensor]) -> Tensor:
     """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range."""
-    largest = torch.stack([torch.linalg.vector_norm(z, torch.inf) for z in gradients]).amax()
+    extremes = [torch.stack(torch.aminmax(z)) for z in gradients]
+    largest = torch.cat(extremes).abs().amax()
     mantissa, exponent = torch.frexp(largest.to(gram_dtype(largest.dtype)))
     return torch.where(mantissa > 0, torch.ldexp(torch.ones_like(mantissa), exponent - 1), 1.0)

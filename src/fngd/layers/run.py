@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from fngd.policies import Policy
+from fngd.scratch import Scratch
 from fngd.settings import Settings
-from fngd.weighted import NO_BACKWARD, Notes, Scratch, current_backward
+from fngd.weighted import NO_BACKWARD, Notes, current_backward
 
 Open = dict[object, tuple[Tensor, Notes]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses."""
@@ -33,6 +34,10 @@ class Run:
     scratch: Scratch = field(default_factory=Scratch)
     watch: Callable[[str, Tensor], None] | None = None
     """Told the name and the Gram matrix, divided by its norm, of each layer that derives."""
+    look: Callable[[Any], None] | None = None
+    """Shown what the model returns, as long as somebody has yet to find something in it."""
+    used: set[object] | None = None
+    """Heads that the forward pass under way has used; None outside of one."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
@@ -46,18 +51,24 @@ class Run:
             x, dim = _first_tensor((*args, *kwargs.values())), self.settings.batch_dim
             self.batch = self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
             if self.deriving:
-                self._open = {}
+                self._open, self.used = {}, set()
+
+    def show(self, output: Any) -> None:
+        """The model's forward pass has come to its output."""
+        if self.look is not None and self._depth == 1:
+            self.look(output)
 
     def leave(self) -> None:
         """A forward pass of the model is over."""
         self._depth -= 1
         if self._depth == 0:
-            self.batch = None
+            self.batch = self.used = None
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self._latest, self._open = None, {}
-        self.scratch.trim()
+        if not self.deriving:
+            self.scratch.trim()
 
     def recomputed_batch(self) -> int | None:
         """Samples in the batch of a part that is run again during a backward pass; None outside of one."""

@@ -1,0 +1,71 @@
+"""Memory that is used again: fresh memory costs more than the arithmetic done in it.
+
+A buffer is known by its name, dtype and device and grows to the largest size asked for. What lies in it is valid until
+the next taker of the same name. Between two sharing steps large buffers are given back (`trim`): a forward pass that
+piles up its activations should not find them held.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+KEPT_BYTES = 8 << 20
+"""What a buffer may hold on to between two sharing steps."""
+
+Key = tuple[str, torch.dtype, torch.device]
+
+
+class Scratch(threading.local):
+    """Reusable buffers, each thread's own."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[Key, Tensor] = {}
+        self._views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A contiguous tensor whose content is whatever was there last.
+
+        Args:
+            name: Of the buffer.
+            shape: Of the tensor.
+            dtype: Of the tensor.
+            device: Of the tensor.
+
+        Returns:
+            The tensor.
+        """
+        return self._buffer((name, dtype, device), math.prod(shape)).view(*shape)
+
+    def like(self, t: Tensor) -> Tensor:
+        """A tensor of t's shape, dtype and memory format whose content is whatever was there last."""
+        key = (t.shape, t.stride(), t.dtype, t.device)
+        view = self._views.get(key)
+        if view is None:
+            buffer = self._buffer(("product", t.dtype, t.device), t.numel())
+            view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
+        return view
+
+    def product(self, t: Tensor, c: Tensor) -> Tensor:
+        """The product t · c in t's dtype, valid until the next product. A compiled graph plans its own memory."""
+        if torch.compiler.is_compiling():
+            return (t * c).to(t.dtype)
+        return torch.mul(t, c, out=self.like(t))
+
+    def trim(self) -> None:
+        """Give everything back if any buffer is large."""
+        if any(buffer.nbytes > KEPT_BYTES for buffer in self._buffers.values()):
+            self._buffers.clear()
+            self._views.clear()
+
+    def _buffer(self, key: Key, entries: int) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < entries:
+            self._buffers.pop(key, None)
+            self._views.clear()
+            buffer = self._buffers[key] = torch.empty(entries, dtype=key[1], device=key[2])
+        return buffer[:entries]
