@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fngd
+from fngd.planner import ROUTES
 
 
 def network():
@@ -82,3 +83,19 @@ def test_its_state_goes_on():
     train(model, optimizer)
     train(resumed, second)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("budget", [1, 1 << 26])
+def test_any_route_and_budget_give_the_same_gradient(route, budget):
+    gradients = []
+    for settings in ({}, {"gram_route": route, "gram_budget": budget}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).double()
+        optimizer = fngd.FNGD(model, lr=0.1, policy=fngd.Fresh(), **settings)
+        x = torch.randn(6, 2, 4, 4, dtype=torch.float64)
+        nn.functional.cross_entropy(model(x), torch.arange(6) % 3).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        optimizer.detach()
+    for mine, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from fngd.planner import BUDGET
 from fngd.policies import Policy
 from fngd.preconditioner import NaturalGradient
 from fngd.statistics import LayerStatistics
@@ -51,6 +52,8 @@ class FNGD(torch.optim.SGD):
         scale_by_damping: bool = False,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
+        gram_budget: int = BUDGET,
+        gram_route: str | None = None,
         exclude: Collection[str] = (),
     ) -> None:
         """Attach to a model; see `NaturalGradient` for the arguments after `fused` and torch.optim.SGD for the others.
@@ -72,6 +75,9 @@ class FNGD(torch.optim.SGD):
             scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
             loss_reduction: How the loss adds up the samples, "mean" or "sum".
             batch_dim: The dimension of the model's inputs that counts the samples.
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed.
+            gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
+                "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone.
 
         Raises:
@@ -104,6 +110,8 @@ class FNGD(torch.optim.SGD):
             scale_by_damping=scale_by_damping,
             loss_reduction=loss_reduction,
             batch_dim=batch_dim,
+            gram_budget=gram_budget,
+            gram_route=gram_route,
             exclude=exclude,
         )
 

@@ -22,6 +22,7 @@ from fngd.layers.base import Layer
 from fngd.layers.registry import Finding, kinds, survey
 from fngd.layers.run import Run
 from fngd.layers.search import Search
+from fngd.planner import BUDGET
 from fngd.policies import FromHead, Policy, Shared
 from fngd.settings import Settings
 from fngd.statistics import LayerStatistics, statistics_of
@@ -51,6 +52,8 @@ class NaturalGradient:
         scale_by_damping: bool = False,
         loss_reduction: str = "mean",
         batch_dim: int = 0,
+        gram_budget: int = BUDGET,
+        gram_route: str | None = None,
         exclude: Collection[str] = (),
     ) -> None:
         """Attach to a model.
@@ -69,6 +72,9 @@ class NaturalGradient:
                 the scale of the loss, a GradScaler's included.
             loss_reduction: How the loss adds up the samples, "mean" or "sum". It matters for λ only.
             batch_dim: The dimension of the model's inputs that counts the samples.
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed.
+            gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
+                "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone, with everything below them.
 
         Raises:
@@ -80,6 +86,8 @@ class NaturalGradient:
             scale_by_damping=scale_by_damping,
             loss_reduction=loss_reduction,
             batch_dim=batch_dim,
+            gram_budget=gram_budget,
+            gram_route=gram_route,
         )
         policy = _policy(policy, derive_steps)
         if isinstance(policy, FromHead):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fngd.planner import BUDGET, ROUTES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -16,6 +18,8 @@ class Settings:
         scale_by_damping: Whether the gradient is multiplied by 1/λ, as Algorithm 1 of the paper has it.
         loss_reduction: "mean" or "sum": how the loss adds up the samples. It matters for λ only.
         batch_dim: The dimension of the model's inputs that counts the samples.
+        gram_budget: Bytes of scratch memory that the Gram matrix of one layer may hold while it is computed.
+        gram_route: A route to take wherever it is possible, in place of the planner's choice.
     """
 
     alpha: float = 0.005
@@ -23,6 +27,8 @@ class Settings:
     scale_by_damping: bool = False
     loss_reduction: str = "mean"
     batch_dim: int = 0
+    gram_budget: int = BUDGET
+    gram_route: str | None = None
 
     def __post_init__(self) -> None:
         _check_positive("alpha", self.alpha, "the damping is alpha times the norm of the Gram matrix; 0.005 is usual")
@@ -34,6 +40,14 @@ class Settings:
             )
         if isinstance(self.batch_dim, bool) or not isinstance(self.batch_dim, int) or self.batch_dim < 0:
             raise ValueError(f"batch_dim={self.batch_dim!r} must be a dimension counted from the front: 0, 1, …")
+        if isinstance(self.gram_budget, bool) or not isinstance(self.gram_budget, int) or self.gram_budget < 1:
+            raise ValueError(
+                f"gram_budget={self.gram_budget!r} must be a number of bytes, at least 1; {BUDGET} is usual"
+            )
+        if self.gram_route is not None and self.gram_route not in ROUTES:
+            raise ValueError(
+                f"gram_route={self.gram_route!r} must be one of {', '.join(ROUTES)}, or None for the planner's"
+            )
 
 
 def _check_positive(name: str, value: float, meaning: str) -> None:

@@ -162,7 +162,7 @@ _ROWS = (
         vgg11,
         "cifar10",
         narrow=4,
-        cpu=replace(_PAPER, view=View(train=12_800, test=2_000), epochs=8, longer={}, target=0.75),
+        cpu=replace(_PAPER, view=View(train=12_800, test=2_000), epochs=6, longer={}, target=0.65),
         paper=_PAPER,
     ),
     _cifar(
@@ -170,7 +170,7 @@ _ROWS = (
         resnet18,
         "cifar100",
         narrow=4,
-        cpu=replace(_PAPER, view=View(train=6_400, test=1_000), batch=64, epochs=6, longer={}, target=0.2),
+        cpu=replace(_PAPER, view=View(train=3_200, test=1_000), batch=64, epochs=6, longer={}, target=0.1),
         paper=_PAPER,
     ),
     _cifar(
@@ -178,7 +178,7 @@ _ROWS = (
         resnet34,
         "cifar100",
         narrow=4,
-        cpu=replace(_PAPER, view=View(train=6_400, test=1_000), batch=64, epochs=4, longer={}, target=0.15),
+        cpu=replace(_PAPER, view=View(train=3_200, test=1_000), batch=64, epochs=4, longer={}, target=0.06),
         paper=_PAPER,
     ),
     _images(

@@ -49,7 +49,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     """
     M = uses[0][0].operation.samples.M
     scale = _scale([use.z for use, _ in uses])
-    K, U = layer_gram(uses, scale, scratch)
+    K, U = layer_gram(uses, scale, scratch, settings)
     # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
     unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
     lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit).to(K.dtype)
@@ -62,13 +62,14 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     return Derived(c, factors, measure(K, c, true_lam), valid, K, scale, U)
 
 
-def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch) -> Gram:
+def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> Gram:
     """K of a whole layer: the Gram matrices of its weights and biases add up.
 
     Args:
         uses: All uses of the layer.
         scale: What gradients are divided by, to keep their products in range.
         scratch: Where intermediate results are put.
+        settings: The memory to hold at most, and the route.
 
     Returns:
         K / scale², (M, M), and U / scale if the layer has one weight and its samples' gradients are at hand.
@@ -91,7 +92,8 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch) -> Gram:
             "read different but overlapping pieces of one parameter in one forward pass (an attention module called "
             "both with and without self-attention?)"
         )
-    grams = [gram(group, scale, scratch) for group in weights.values()]
+    budget, route = settings.gram_budget, settings.gram_route
+    grams = [gram(group, scale, scratch, budget, route) for group in weights.values()]
     K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
     return Gram(torch.stack(K).sum(0) if len(K) > 1 else K[0], grams[0].U if len(grams) == 1 else None)
 

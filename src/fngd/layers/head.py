@@ -115,7 +115,7 @@ class Head(Layer):
         settings, M = self.run.settings, use.operation.samples.M
         largest = torch.linalg.vector_norm(use.z, torch.inf).to(gram_dtype(use.z.dtype))
         scale = torch.where(largest > 0, largest, 1.0)
-        K = layer_gram([(use, label)], scale, self.run.scratch).K
+        K = layer_gram([(use, label)], scale, self.run.scratch, settings).K
         lam = damping(K, settings.alpha)
         c = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else torch.ones_like(K[0]))
         mean = c.mean()

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 import fngd
 from fngd_bench import resident
+from fngd_bench.composite import preconditioner
 from fngd_bench.runs.events import Coefficients, End, Epoch, Gram, LayerCoefficients, Skipped, Steps
 from fngd_bench.runs.journal import Journal
 from fngd_bench.runs.progress import Progress
@@ -144,7 +145,7 @@ class Loop:
     def _record_coefficients(self) -> None:
         """What an FNGD method derived; the Gram matrices of a few layers after the first and the last epoch."""
         training = self.training
-        natural = preconditioner(training)
+        natural = preconditioner(training.optimizer)
         if natural is None:
             return
         layers = {name: LayerCoefficients(**asdict(layer)) for name, layer in natural.statistics().items()}
@@ -164,19 +165,6 @@ class Loop:
         end = End(step=training.step_count, reason=reason, seconds=training.seconds, peak_bytes=peak)
         self.journal.write(end, sync=True)
         return end
-
-
-def preconditioner(training: Training) -> fngd.NaturalGradient | None:
-    """The natural gradient under a training's optimizer; None for the methods that have none.
-
-    Args:
-        training: The training.
-
-    Returns:
-        The preconditioner.
-    """
-    found = getattr(training.optimizer, "preconditioner", None)
-    return found if isinstance(found, fngd.NaturalGradient) else None
 
 
 def grams(training: Training) -> dict[str, tuple[tuple[float, ...], ...]]:
