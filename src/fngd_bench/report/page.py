@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -81,21 +82,39 @@ def page(runs: Sequence[Run], prices: Sequence[StepRecord]) -> str:
     found = groups(runs, prices)
     drawn = looks(run.settings.method for run in runs)
     sections = [_section(f"g{k}", group, drawn) for k, group in enumerate(found, 1)]
-    scripts = [_script(get_plotlyjs()), _script(_read("page.js"))]
-    # StrictUndefined: a name that is missing in the template is an error, not a hole in the page.
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    environment.trim_blocks = environment.lstrip_blocks = True
-    environment.filters |= {"pieces": pieces, "held": held}
-    return environment.get_template("page.html").render(
-        policy=_policy(scripts),
-        style=Markup(_read("page.css")),  # noqa: S704 — our own file
-        scripts=scripts,
-        figures=embedded([block for section in sections for block in section.blocks]),
+    return render(
+        "page.html",
+        [block for section in sections for block in section.blocks],
         overview=_overview(runs),
         sections=sections,
         how_to_read=READ,
         prices=[tables.step_prices(record) for record in prices],
         places=tables.places(runs, prices),
+    )
+
+
+def render(template: str, blocks: Sequence[Block], **content: Any) -> str:
+    """A page from a template, with the style, the scripts and the figures inside of it.
+
+    Args:
+        template: Name of a file in the folder of templates.
+        blocks: Everything that is drawn.
+        **content: What else the template names.
+
+    Returns:
+        HTML.
+    """
+    scripts = [_script(get_plotlyjs()), _script(_read("page.js"))]
+    # StrictUndefined: a name that is missing in the template is an error, not a hole in the page.
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.filters |= {"pieces": pieces, "held": held}
+    return environment.get_template(template).render(
+        policy=_policy(scripts),
+        style=Markup(_read("page.css")),  # noqa: S704 — our own file
+        scripts=scripts,
+        figures=embedded(blocks),
+        **content,
     )
 
 
