@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fngd_bench import cli, console, optimizers
 from fngd_bench.cli import options
 from fngd_bench.models import MODELS
-from fngd_bench.price import memory, steps
+from fngd_bench.price import memory, scaling, steps
 from fngd_bench.price.methods import METHODS
 from fngd_bench.price.record import read, write
 from fngd_bench.price.table import BEGIN, END
@@ -25,6 +25,7 @@ COMMANDS = [
     ("report",),
     ("doctor",),
     ("bench", "step"),
+    ("bench", "scaling"),
     ("bench", "import"),
     ("bench", "table"),
     ("data", "list"),
@@ -104,6 +105,15 @@ def test_help_does_not_wait_for_torch():
         (("bench", "step", "--model", "resnet32", "--batch", "1"), "batch=1"),
         (("bench", "step", "--model", "resnet32", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("bench", "step", "--model", "resnet32", "--speed"), "--speed"),
+        (("bench", "scaling", "--axis", "height"), "batch, width, depth"),
+        (("bench", "scaling", "--subject", "mnist"), "convolution"),
+        (("bench", "scaling", "--methods", "fngd-refreshed"), "bench step"),
+        (("bench", "scaling", "--rounds", "0"), "rounds=0"),
+        (("bench", "scaling", "--scale", "paper"), "smoke"),
+        (("bench", "scaling", "--subject", "layer", "--axis", "depth"), "does not grow"),
+        (("bench", "scaling", "--out", "/nowhere/page.html"), "/nowhere"),
+        (("bench", "scaling", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
+        (("bench", "scaling", "--read", "/nowhere.json"), "/nowhere.json"),
         (("bench", "import", "--pairs", "0"), "pairs=0"),
         (("bench", "table"), "FILE"),
         (("bench", "table", "/nowhere.json"), "/nowhere.json"),
@@ -187,6 +197,22 @@ def test_a_step_is_priced_and_recorded(capsys, monkeypatch, tmp_path):
     assert "1.000 [1.000, 1.000] (n = 2)" in out
     assert "peak memory of sgd" in err
     assert read(path).settings.steps == 2
+
+
+def test_growth_is_fitted_recorded_drawn_and_drawn_again(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(scaling, "MOST_ROUNDS", 1)
+    path, page, again = tmp_path / "record.json", tmp_path / "page.html", tmp_path / "again.html"
+    words = ("--subject", "linear", "--axis", "batch", "--methods", "fngd-share", "--scale", "smoke", "--rounds", 1)
+    code, out, err = run(capsys, "bench", "scaling", *words, "--json", path, "--out", page)
+    assert code == 0
+    assert "fngd-share" in out
+    assert "linear, batch 2 to 8: difference of exponents" in out
+    assert "linear, batch 8: round 1/1" in err
+    assert read(path).settings.axes == ("batch",)
+    code, repeated, err = run(capsys, "bench", "scaling", "--read", path, "--out", again)
+    assert (code, err) == (0, "")
+    assert repeated.splitlines()[:-1] == out.splitlines()[:-1]
+    assert again.read_text() == page.read_text()
 
 
 def test_the_table_is_printed_or_put_into_the_readme(capsys, tmp_path, make_record):

@@ -1,4 +1,4 @@
-"""`fngd bench`: what a step, or an import, costs."""
+"""`fngd bench`: what a step, or an import, costs, and how that grows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import typer
 
 from fngd_bench.cli.options import METHODS, MODELS, Json, Seed
 
-app = typer.Typer(help="Measure what a step, or an import, costs.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(
+    help="Measure what a step, or an import, costs, and how that grows.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 
 @app.command("step")
@@ -42,6 +46,61 @@ def bench_step(
     if json is not None:
         record.write(result, json)
     console.print_steps(result, prices(result))
+
+
+@app.command("scaling")
+def bench_scaling(
+    axis: Annotated[str, typer.Option(help="Comma-separated: what grows.")] = "batch,width,depth",
+    subject: Annotated[
+        str, typer.Option(help="Comma-separated, of layer (linear, convolution) and model (mlp, resnet), or by name.")
+    ] = "layer,model",
+    methods: Annotated[
+        str,
+        typer.Option(help="Comma-separated, as in `fngd bench step`, except fngd-refreshed. sgd is always measured."),
+    ] = "sgd,fngd-share,fngd-derive,kfac,eva,shampoo",
+    rounds: Annotated[int, typer.Option(help="Timed rounds at each size, at least; quick steps get more.")] = 5,
+    scale: Annotated[str, typer.Option(help="How large the sizes are: smoke or cpu.")] = "cpu",
+    peaks: Annotated[
+        bool, typer.Option("--peaks", help="Measure peak memory too, in a process for each number: seconds apiece.")
+    ] = False,
+    seed: Seed = 0,
+    json: Json = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one HTML page that opens offline.")] = None,
+    read: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure nothing: take a record that --json wrote.")
+    ] = None,
+) -> None:
+    """Fit how time and memory grow with batch size, width and depth, method by method.
+
+    Example: `fngd bench scaling --subject layer --axis batch,width --json scaling.json --out scaling.html`
+    """
+    from fngd_bench import console, files
+    from fngd_bench.price import growth, record, verdict
+    from fngd_bench.report import scaling as scaling_report
+
+    for path in (json, out):
+        if path is not None:
+            files.check_writable(path)
+    if read is not None:
+        result = record.read_scaling_record(read)
+    else:
+        from fngd_bench.price import scaling
+
+        wanted = scaling.resolve(
+            axes=axis, subject=subject, methods=methods, rounds=rounds, scale=scale, peaks=peaks, seed=seed
+        )
+        with console.progress(scaling.pieces(wanted)) as advance:
+            result = scaling.measure(wanted, advance)
+    if json is not None:
+        record.write(result, json)
+    console.show(scaling_report.terminal_table(result))
+    found = verdict.verdicts(result)
+    for sentence in (*(each.sentence for each in found), verdict.answer(found), growth.disturbance(result)):
+        if sentence is not None:
+            typer.echo(sentence)
+    if out is not None:
+        scaling_report.write_page(result, out)
+        typer.echo(f"{out}: the page, open it in a browser")
 
 
 @app.command("import")

@@ -13,6 +13,7 @@ from typing import Any
 
 from fngd_bench.errors import InputError
 from fngd_bench.files import read_text, write_text
+from fngd_bench.price.scaling_record import ScalingRecord, read_scaling
 from fngd_bench.provenance import Provenance
 
 REFERENCE = "sgd"
@@ -101,7 +102,7 @@ class ImportRecord:
             raise ValueError("fngd_seconds and torch_seconds must be pairs of numbers above 0")
 
 
-Record = StepRecord | ImportRecord
+Record = StepRecord | ImportRecord | ScalingRecord
 
 
 def write(record: Record, path: Path) -> None:
@@ -111,8 +112,7 @@ def write(record: Record, path: Path) -> None:
         record: The record.
         path: The file.
     """
-    kind = "step" if isinstance(record, StepRecord) else "import"
-    content = {"kind": kind, "schema": SCHEMA, **asdict(record)}
+    content = {"kind": _KINDS[type(record)], "schema": SCHEMA, **asdict(record)}
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -137,9 +137,27 @@ def read(path: Path) -> Record:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{path} is not a record of `fngd bench step` or `fngd bench import` ({type(error).__name__}: {error}): "
-            f"make one with `fngd bench step --json {path}`"
+            f"{path} is not a record of `fngd bench` ({type(error).__name__}: {error}): make one with `fngd bench "
+            f"step --json {path}`"
         ) from error
+
+
+def read_scaling_record(path: Path) -> ScalingRecord:
+    """Read a record of `fngd bench scaling`.
+
+    Args:
+        path: A file that `write` wrote.
+
+    Returns:
+        The record.
+
+    Raises:
+        InputError: If it is not one.
+    """
+    record = read(path)
+    if not isinstance(record, ScalingRecord):
+        raise InputError(f"{path} is a record of another benchmark: name one that `fngd bench scaling --json` wrote")
+    return record
 
 
 def _step(content: dict[str, Any]) -> StepRecord:
@@ -163,4 +181,9 @@ def _import(content: dict[str, Any]) -> ImportRecord:
     )
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], Record]] = {"step": _step, "import": _import}
+_READERS: dict[str, Callable[[dict[str, Any]], Record]] = {
+    "step": _step,
+    "import": _import,
+    "scaling": read_scaling,
+}
+_KINDS: dict[type[Record], str] = {StepRecord: "step", ImportRecord: "import", ScalingRecord: "scaling"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fngd_bench.price.prices import disturbance, prices
-from fngd_bench.price.record import StepRecord
+from fngd_bench.price.record import Record, StepRecord
 from fngd_bench.provenance import Provenance
 from fngd_bench.report import cells
 from fngd_bench.report.numbers import DASH, FEW, INFINITE, quantity, unit
@@ -109,7 +109,7 @@ def step_prices(record: StepRecord) -> Table:
     )
 
 
-def places(runs: Sequence[Run], records: Sequence[StepRecord] = ()) -> Table:
+def places(runs: Sequence[Run], records: Sequence[Record] = ()) -> Table:
     """Where the numbers come from, a row for each different place.
 
     Args:
