@@ -9,13 +9,13 @@ import typer
 
 MODELS = "resnet32, resnet110, vgg11, resnet18, resnet34, resnet50, transformer or small-cnn"
 METHODS = (
-    "sgd, fngd-share, fngd-constant, fngd-derive, fngd-refreshed, adamw, muon, shampoo, soap, adahessian, kfac, eva, "
-    "fngd-adamw"
+    "sgd, fngd-share, fngd-constant, fngd-derive, fngd-refreshed, fngd-head, adamw, muon, shampoo, soap, adahessian, "
+    "kfac, eva, fngd-adamw"
 )
 """Whose step can be priced."""
 TRAIN_METHODS = (
     "sgd-m, adamw, muon, shampoo, soap, adahessian, kfac, eva, fngd, ngd, fngd-constant, fngd-refreshed, fngd-damped, "
-    "fngd-adamw"
+    "fngd-adamw, fngd-head, fngd-head-residual"
 )
 """The table of methods that train."""
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record, raw times included.")]

@@ -53,6 +53,22 @@ def refreshed(settings: dict[str, Any], _steps_per_epoch: int) -> fngd.Policy:
     return fngd.Refreshed(settings.pop("every"), settings.pop("decay"))
 
 
+def from_head(rhs: str) -> Chooser:
+    """Derive at every step from the output layer alone.
+
+    Args:
+        rhs: The right-hand side of the head's solve.
+
+    Returns:
+        What makes the policy.
+    """
+
+    def choose(settings: dict[str, Any], _steps_per_epoch: int) -> fngd.Policy:
+        return fngd.FromHead(settings.pop("alpha"), rhs)
+
+    return choose
+
+
 def _derive_steps(settings: dict[str, Any], steps_per_epoch: int) -> int:
     epochs: float = settings.pop("derive_epochs")
     return max(1, round(epochs * steps_per_epoch))

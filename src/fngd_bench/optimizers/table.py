@@ -53,6 +53,7 @@ _ADAM: Recipe = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01,
 _ADAM_TRANSLATION: Recipe = {"lr": 1.5e-3, "beta2": 0.98}
 _ADAM_SPACE = {"lr": Range(low=1e-4, high=3e-2), "weight_decay": Range(low=1e-4, high=1.0)}
 _NATURAL: Recipe = {**_SGD, "nesterov": False, "alpha": 0.005, "damping": None}  # the paper's α, SGD's otherwise
+_HEAD: Recipe = {**_SGD, "nesterov": False, "alpha": 0.005}  # the same; the head's λ follows the rule only
 _ALPHA = {"alpha": Range(low=1e-3, high=1e-1)}
 _DERIVE: Recipe = {"derive_epochs": 1.0}
 
@@ -203,6 +204,22 @@ _ROWS = (
         recipe={**_ADAM, "alpha": 0.005, "damping": None, **_DERIVE},
         translation=_ADAM_TRANSLATION,
         space={**_ADAM_SPACE, **_ALPHA},
+    ),
+    Method(
+        name="fngd-head",
+        about="Samples weighted by the output layer's coefficients, derived at every step, in every layer.",
+        make=natural.under_sgd(natural.from_head("ones")),
+        recipe=_HEAD,
+        translation=_SGD_TRANSLATION,
+        space={**_SGD_SPACE, **_ALPHA},
+    ),
+    Method(
+        name="fngd-head-residual",
+        about="As fngd-head, with the samples' squared output gradients as the right-hand side.",
+        make=natural.under_sgd(natural.from_head("residual")),
+        recipe=_HEAD,
+        translation=_SGD_TRANSLATION,
+        space={**_SGD_SPACE, **_ALPHA},
     ),
 )
 METHODS: dict[str, Method] = {row.name: row for row in _ROWS}

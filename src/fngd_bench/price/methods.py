@@ -64,6 +64,7 @@ _ROWS = (
     Method(name="fngd-constant", make=_fngd(fngd.Constant(DERIVE_STEPS)), shares=True),
     Method(name="fngd-derive", make=_fngd(fngd.Fresh())),
     Method(name="fngd-refreshed", make=_fngd(fngd.Refreshed(REFRESH, 0.9)), period=REFRESH),
+    Method(name="fngd-head", make=_fngd(fngd.FromHead())),
     *map(_of_table, ("adamw", "muon", "shampoo", "soap", "adahessian", "kfac", "eva")),
     _of_table("fngd-adamw", shares=True),
 )
