@@ -99,7 +99,7 @@ def test_progress_tells_every_step(request_for):
     ("settings", "message"),
     [
         ({"workload": "mnist"}, r"workload='mnist' is not known"),
-        ({"scale": "big"}, r"scale='big' is not known"),
+        ({"scale": "big"}, r"scale='big' of digits-cnn is not known"),
         ({"method": "sgd"}, r"'sgd'"),
         ({"epochs": 0}, r"epochs=0 must be at least 1"),
         ({"batch": 1}, r"batch=1 must be at least 2"),
