@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Progressbar
-from rich.table import Table
+from rich.table import Column, Table
 
 from fngd_bench.price.prices import Price, disturbance
 from fngd_bench.price.record import StepRecord
@@ -70,7 +70,12 @@ def training(labels: Sequence[str]) -> Iterator[Callable[[int, Progress], None]]
     if not console.is_terminal:
         yield _training_lines(console, labels)
         return
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(bar_width=16),
+        TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
     with Progressbar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=len(labels))
 

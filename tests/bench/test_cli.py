@@ -15,6 +15,7 @@ from fngd_bench.price.methods import METHODS
 from fngd_bench.price.record import read, write
 from fngd_bench.price.table import BEGIN, END
 from fngd_bench.runs import reader
+from fngd_bench.runs.progress import Progress
 from fngd_bench.workloads import WORKLOADS
 
 COMMANDS = [
@@ -257,3 +258,15 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
     err = capsys.readouterr().err
     assert said in err
     assert ("\x1b" in err) == bool(terminal)
+
+
+def test_a_training_bar_keeps_the_time_left_on_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    at = Progress(step=5, total=10, epoch=1.5, loss=1.0, metric_name="accuracy", metric=0.5, samples_per_second=100.0)
+    with console.training(["a-workload-with-a-long-name a-method-with-one"]) as report:
+        report(0, at)
+    said = capsys.readouterr().err
+    assert "50%" in said
+    assert ":--" in said or "0:00" in said
+    assert "a-workload" in said
