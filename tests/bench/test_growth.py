@@ -16,7 +16,7 @@ from fngd_bench.price.power import Power
 from fngd_bench.price.record import read, read_scaling_record, write
 from fngd_bench.price.scaling_record import Measurement, PartTimes
 from fngd_bench.price.verdict import answer, verdicts
-from fngd_bench.report import scaling
+from fngd_bench.report import scaling, scaling_figures
 from fngd_bench.report.tables import Table
 
 ALL = (("linear", "batch"), ("convolution", "width"), ("mlp", "depth"), ("resnet", "batch"))
@@ -207,3 +207,8 @@ def test_what_is_not_above_zero_is_not_drawn():
 def test_a_page_is_made_without_torch():
     code = "import sys, fngd_bench.report.scaling; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("values", "ticks"), [([1.0, 1000.0], 1), ([1.0, 10.0], "D2"), ([1.0, 1.2], None), ([], None)])
+def test_an_axis_has_ticks_whether_it_spans_much_or_little(values, ticks):
+    assert scaling_figures._ticks([{"y": values}]).get("dtick") == ticks

@@ -78,10 +78,12 @@ def _figure(quantity: str, found: Sequence[Growth], drawn: Mapping[str, Look]) -
 
 
 def _ticks(traces: Sequence[Figure]) -> Figure:
-    """Powers of ten only where many are in sight; what lies between them too where few are."""
-    values = [value for trace in traces for value in trace["y"] if value is not None and value > 0]
-    wide = bool(values) and max(values) > 300 * min(values)
-    return {"dtick": 1} if wide else {"dtick": "D2", "tickformat": "~g"}
+    """Powers of ten where many are in sight, 1, 2 and 5 where few are; plotly's own where even those would be rare."""
+    values = [value for trace in traces for value in trace["y"] if value > 0]
+    span = max(values) / min(values) if values else 1.0
+    if span > 300:
+        return {"dtick": 1}
+    return {"dtick": "D2", "tickformat": "~g"} if span > 5 else {"tickformat": ".4~g"}
 
 
 def _traces(growth: Growth, look: Look, factor: float, unit: str) -> list[Figure]:
