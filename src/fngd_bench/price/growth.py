@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fngd_bench.price.power import Power, fit
-from fngd_bench.price.prices import QUIET
+from fngd_bench.price.prices import busy
 from fngd_bench.price.record import REFERENCE
 from fngd_bench.price.scaling_record import Measurement, ScalingRecord
 
@@ -184,17 +184,12 @@ def _error(values: Sequence[float]) -> float:
 
 
 def disturbance(record: ScalingRecord) -> str | None:
-    """What to say of a record that was measured on a busy machine.
+    """What to say of a record that was measured on a busy machine; None for a quiet one.
 
     Args:
         record: The record.
 
     Returns:
-        A sentence; None for a quiet machine.
+        A sentence.
     """
-    if record.other_cores is None or record.other_cores <= QUIET:
-        return None
-    return (
-        f"Times were measured while other processes kept {record.other_cores:.1f} cores busy: do not rely on them, "
-        "measure again on a quiet machine."
-    )
+    return busy("Growth", record.other_cores)

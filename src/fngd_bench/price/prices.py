@@ -51,19 +51,32 @@ def _price(row: Measured, reference: Measured) -> Price:
 
 
 def disturbance(record: StepRecord) -> str | None:
-    """What to say of a record that was measured on a busy machine.
+    """What to say of a record that was measured on a busy machine; None for a quiet one.
 
     Args:
         record: The record.
 
     Returns:
-        A sentence; None for a quiet machine.
+        A sentence.
     """
-    if record.other_cores is None or record.other_cores <= QUIET:
+    return busy(record.settings.model, record.other_cores)
+
+
+def busy(what: str, other_cores: float | None) -> str | None:
+    """What to say of times that were taken while other processes worked; None on a quiet machine.
+
+    Args:
+        what: Was timed.
+        other_cores: Cores that others kept busy; None where the system does not say.
+
+    Returns:
+        A sentence.
+    """
+    if other_cores is None or other_cores <= QUIET:
         return None
     return (
-        f"{record.settings.model} was timed while other processes kept {record.other_cores:.1f} cores busy: do not "
-        "rely on its times, measure again on a quiet machine."
+        f"{what} was timed while other processes kept {other_cores:.1f} cores busy: do not rely on its times, measure "
+        "again on a quiet machine."
     )
 
 

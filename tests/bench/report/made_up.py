@@ -9,7 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fngd_bench.provenance import Provenance
+from origin import ORIGIN
+
 from fngd_bench.runs.events import (
     Coefficients,
     End,
@@ -24,18 +25,6 @@ from fngd_bench.runs.events import (
 from fngd_bench.runs.journal import Journal
 from fngd_bench.runs.reader import FILE, Run, read
 
-ORIGIN = Provenance(
-    commit="0123456789abcdef0123",
-    dirty=False,
-    date="2026-01-02T03:04:05+00:00",
-    python="3.11.7",
-    torch="2.13.0",
-    fngd="0.1.0",
-    system="Linux",
-    cpu="A processor",
-    cores=2,
-    threads=2,
-)
 SETTINGS = RunSettings(
     workload="digits-cnn",
     scale="smoke",
