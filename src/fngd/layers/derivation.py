@@ -48,7 +48,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
         The coefficients with what was measured on the way.
     """
     M = uses[0][0].operation.samples.M
-    scale = _scale([use.z for use, _ in uses])
+    scale = scale_of([use.z for use, _ in uses])
     K, U = layer_gram(uses, scale, scratch, settings)
     # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
     unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
@@ -142,7 +142,7 @@ def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: 
     return total
 
 
-def _scale(gradients: Sequence[Tensor]) -> Tensor:
+def scale_of(gradients: Sequence[Tensor]) -> Tensor:
     """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range."""
     extremes = [torch.stack(torch.aminmax(z)) for z in gradients]
     largest = torch.cat(extremes).abs().amax()

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import coefficients, damping, measure
-from fngd.gram import Use, gram_dtype
+from fngd.gram import Use
 from fngd.layers.base import Layer, cast_as_autocast
-from fngd.layers.derivation import layer_gram
+from fngd.layers.derivation import layer_gram, scale_of
 from fngd.layers.parts import Label, Part
 from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
@@ -113,8 +113,7 @@ class Head(Layer):
     def _judged(self, use: Use, label: Label) -> Tensor:
         """The coefficients of a batch, of mean one; they enter the history."""
         settings, M = self.run.settings, use.operation.samples.M
-        largest = torch.linalg.vector_norm(use.z, torch.inf).to(gram_dtype(use.z.dtype))
-        scale = torch.where(largest > 0, largest, 1.0)
+        scale = scale_of([use.z])
         K = layer_gram([(use, label)], scale, self.run.scratch, settings).K
         lam = damping(K, settings.alpha)
         c = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else torch.ones_like(K[0]))

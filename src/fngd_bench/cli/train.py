@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fngd_bench.cli.data import Folder
 from fngd_bench.cli.options import TRAIN_METHODS, WORKLOADS, Seed
 from fngd_bench.cli.report import report
 from fngd_bench.errors import InputError
@@ -22,9 +23,6 @@ Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where run folders are
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted; finished ones stand.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the training data, in place of the workload's.")]
 Batch = Annotated[int | None, typer.Option(help="Samples of a batch, in place of the workload's.")]
-Data = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Where data sets lie; by default $FNGD_DATA or the cache folder.")
-]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ….")]
 Board = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write TensorBoard logs there too.")]
 
@@ -42,7 +40,7 @@ def train(
     epochs: Epochs = None,
     batch: Batch = None,
     out: Out = Path("runs"),
-    data: Data = None,
+    data: Folder = None,
     device: Device = "cpu",
     resume: Resume = False,
     tensorboard: Board = None,
@@ -83,7 +81,7 @@ def compare(
     epochs: Epochs = None,
     batch: Batch = None,
     out: Out = Path("runs"),
-    data: Data = None,
+    data: Folder = None,
     device: Device = "cpu",
     resume: Resume = False,
     tensorboard: Board = None,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fngd_bench.cli.data import Folder
 from fngd_bench.cli.options import TRAIN_METHODS, WORKLOADS, Seed
-from fngd_bench.cli.train import Batch, Data, Device, Epochs, Scale, method_names
+from fngd_bench.cli.train import Batch, Device, Epochs, Scale, method_names
 
 if TYPE_CHECKING:
     from fngd_bench.runs.best import Best
@@ -26,7 +27,7 @@ def tune(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Trials and their runs; run it again to go on.")] = Path(
         "runs/tune"
     ),
-    data: Data = None,
+    data: Folder = None,
     device: Device = "cpu",
 ) -> None:
     """Find hyperparameters on one workload, with the same number of trials for every method.
