@@ -27,7 +27,7 @@ format: .venv
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,tensorboard,trainers,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps curvlinops-for-pytorch
 	touch $@
 
