@@ -48,9 +48,19 @@ def test_shapes_are_canonical():
     assert rows[1].shapes == (Shape(M=8, G=1, T=6, d_in=4, d_out=5),)
 
 
-def test_coverage_is_the_share_of_parameters():
-    model = nn.Sequential(nn.Linear(9, 9), nn.LayerNorm(5), nn.Embedding(2, 5))
+def test_coverage_is_the_share_of_trained_parameters():
+    model = nn.Sequential(nn.Linear(9, 9), nn.LayerNorm(5), nn.Embedding(2, 5), nn.Linear(7, 7))
+    model[3].requires_grad_(requires_grad=False)
     assert fngd.doctor(model).coverage == 90 / 110
+
+
+def test_a_parameter_that_two_modules_hold_is_covered_once():
+    assert fngd.doctor(Head(), torch.randint(7, (3, 5))).coverage == 1.0
+
+
+def test_where_no_gradient_comes_none_is_said_to_be_plain():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).requires_grad_(requires_grad=False)
+    assert [row.gradient for row in fngd.doctor(model).rows] == ["none", "none"]
 
 
 @pytest.mark.parametrize(
@@ -111,4 +121,4 @@ def test_the_table_prints_every_module_once():
     assert lines[0].split()[:3] == ["module", "kind", "parameters"]
     assert lines[2].split()[:-2] == ["0", "Linear", "520", "weighted", "64", "×", "1", "×", "64", "→", "8", "pairwise"]
     assert "plain: no rule for LayerNorm" in lines[3]
-    assert lines[5] == "1 of 2 modules, 97.0% of the parameters are preconditioned."
+    assert lines[5] == "1 of 2 modules, 97.0% of the trained parameters are preconditioned."

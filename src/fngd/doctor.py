@@ -7,12 +7,14 @@ matrix, are those of real inputs. The model itself is not touched.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from fngd.diagnosis import FROZEN, NOT_CALLED, Diagnosis, Row
 from fngd.gram import Use, plan_of, shape_of
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
@@ -21,72 +23,19 @@ from fngd.layers.registry import Finding, survey
 from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
-from fngd.planner import Plan, Shape
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
 
 STOP = "training will stop here"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One module with parameters of its own."""
-
-    name: str
-    kind: str
-    parameters: int
-    preconditioned: bool
-    reason: str
-    """Why it is not preconditioned, or why there are no shapes; else empty."""
-    shapes: tuple[Shape, ...] = ()
-    """Canonical sizes (M, G, T, d_in, d_out), one for each weight or separately used part of one."""
-    plans: tuple[Plan, ...] = ()
-    """How each one's Gram matrix is computed."""
-
-    @property
-    def flops(self) -> int:
-        """Operations to derive the layer's Gram matrix from a batch like the example."""
-        return sum(chosen.flops for chosen in self.plans)
-
-    @property
-    def bytes(self) -> int:
-        """Scratch memory held at once meanwhile."""
-        return max((chosen.bytes for chosen in self.plans), default=0)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `doctor` found; `print` it, or read its fields."""
-
-    rows: tuple[Row, ...]
-    warnings: tuple[str, ...]
-    heads: tuple[str, ...] = ()
-    """The layers through which the output is reached: what `FromHead` takes for the head, if there is one."""
-    head_objection: str = ""
-    """Why `FromHead` must be told the head; empty if it need not, or if there were no example inputs."""
-
-    @property
-    def coverage(self) -> float:
-        """The share of the model's parameters that is preconditioned."""
-        total = sum(row.parameters for row in self.rows)
-        return sum(row.parameters for row in self.rows if row.preconditioned) / total if total else 0.0
-
-    def __str__(self) -> str:
-        """The table, the coverage and the warnings."""
-        header = ("module", "kind", "parameters", "gradient", "M × T × d_in → d_out", "route", "GFLOP", "MiB")
-        lines = _aligned([header, *(_cells(row) for row in self.rows)])
-        counted = sum(row.preconditioned for row in self.rows)
-        summary = f"{counted} of {len(self.rows)} modules, {self.coverage:.1%} of the parameters are preconditioned."
-        return "\n".join([*lines, "", summary, *self._head(), *(f"warning: {warning}" for warning in self.warnings)])
-
-    def _head(self) -> list[str]:
-        """A line on what `FromHead` would make of the model, if that is known."""
-        if self.head_objection:
-            return [f"FromHead needs head=…: {self.head_objection}."]
-        return [f"Head for FromHead: {name!r}." for name in self.heads]
-
-
-def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclude: Collection[str] = ()) -> Diagnosis:
+def doctor(
+    model: nn.Module,
+    *example_inputs: object,
+    batch_dim: int = 0,
+    exclude: Collection[str] = (),
+    **keyword_inputs: object,
+) -> Diagnosis:
     """Say which modules FNGD would precondition, by which route and at what price, and why not the others.
 
     Args:
@@ -94,6 +43,7 @@ def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclud
         example_inputs: What the model is called with, a batch of at least two samples. Without it there are no shapes.
         batch_dim: The dimension of the model's inputs that counts the samples.
         exclude: Names of modules to leave alone, as for `FNGD`.
+        keyword_inputs: What the model is called with by name: `doctor(model, **batch)` for `model(**batch)`.
 
     Returns:
         A table that prints itself and can be read as data.
@@ -112,25 +62,27 @@ def doctor(model: nn.Module, *example_inputs: object, batch_dim: int = 0, exclud
     findings = survey(specimen, exclude)
     layers = _attach(findings, run)
     attach_root(specimen, run)
-    if example_inputs:
-        _called(specimen, example_inputs)
-    rows = tuple(_row(finding, layers.get(finding.name), bool(example_inputs)) for finding in findings)
+    call = functools.partial(_called, specimen, *example_inputs, **keyword_inputs)
+    runs = bool(example_inputs or keyword_inputs)
+    if runs:
+        call()
+    rows = tuple(_row(finding, layers.get(finding.name), runs) for finding in findings)
     remarks = [remark for layer in dict.fromkeys(layers.values()) for remark in layer.remarks]
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
-    warnings = (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_stops(remarks))
-    heads, objection = _heads(specimen, example_inputs, run.settings, exclude) if example_inputs else ((), "")
-    return Diagnosis(rows, warnings, heads, objection)
+    warnings = (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_few(remarks))
+    heads, objection = _heads(specimen, call, run.settings, exclude) if runs else ((), "")
+    return Diagnosis(rows, _coverage(findings, rows), warnings, heads, objection)
 
 
-def _called(specimen: nn.Module, inputs: tuple[object, ...]) -> object:
+def _called(specimen: nn.Module, *args: object, **kwargs: object) -> object:
     """What the model returns; random numbers are given back."""
     devices = {p.device for p in specimen.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-        return specimen(*inputs)
+        return specimen(*args, **kwargs)
 
 
 def _heads(
-    specimen: nn.Module, inputs: tuple[object, ...], settings: Settings, exclude: Collection[str]
+    specimen: nn.Module, call: Callable[[], object], settings: Settings, exclude: Collection[str]
 ) -> tuple[tuple[str, ...], str]:
     """The layers that the output is reached through, and why `FromHead` cannot take one of them unless it is told."""
     detach(specimen)
@@ -141,7 +93,7 @@ def _heads(
         return (), "the model has no layer that could be it"
     run.look = None
     attach_root(specimen, run)
-    found = search.reached(_called(specimen, inputs))
+    found = search.reached(call())
     objection = found.objection or found.heads[0].objection
     return tuple(head.name for head in found.heads), objection
 
@@ -198,19 +150,26 @@ def _attach(findings: Sequence[Finding], run: Run) -> dict[str, Recorder]:
 
 
 def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
-    parameters = sum(parameter.numel() for parameter in finding.module.parameters(recurse=False))
-    kind = type(finding.module).__name__
+    held = list(finding.module.parameters(recurse=False))
+    row = Row(finding.name, type(finding.module).__name__, sum(p.numel() for p in held))
+    if not any(parameter.requires_grad for parameter in finding.parameters or held):
+        return replace(row, reason=FROZEN)
     if layer is None:
-        return Row(finding.name, kind, parameters, preconditioned=False, reason=finding.reason)
-    if not layer.trainable:
-        return Row(finding.name, kind, parameters, preconditioned=False, reason="frozen")
+        return replace(row, reason=finding.reason)
     if ran and not layer.called:
-        reason = "not called with these inputs"
-        return Row(finding.name, kind, parameters, preconditioned=False, reason=reason)
+        return replace(row, reason=NOT_CALLED)
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
     reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
     plans = tuple(plan_of(uses) for uses in layer.uses.values())
-    return Row(finding.name, kind, parameters, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
+    return replace(row, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
+
+
+def _coverage(findings: Sequence[Finding], rows: Sequence[Row]) -> float:
+    """The share of the trained parameters that some module weights."""
+    weighted = [finding for finding, row in zip(findings, rows, strict=True) if row.preconditioned]
+    held = {p for finding in findings for p in finding.module.parameters(recurse=False) if p.requires_grad}
+    covered = {p for finding in weighted for p in finding.parameters if p.requires_grad}
+    return sum(p.numel() for p in covered) / max(sum(p.numel() for p in held), 1)
 
 
 def _batch_dim(model: nn.Module, batch_dim: int) -> list[str]:
@@ -227,46 +186,31 @@ def _batch_dim(model: nn.Module, batch_dim: int) -> list[str]:
     ]
 
 
-def _stops(remarks: Sequence[str]) -> list[str]:
+def _few(remarks: Sequence[str]) -> list[str]:
     """The remarks without repetition, and no more than two of those that say the same of many layers."""
     unique = list(dict.fromkeys(remarks))
     errors = [remark for remark in unique if remark.startswith(STOP)]
-    more = [f"{STOP} in {len(errors) - 2} more places"] if len(errors) > 2 else []
-    return [*(remark for remark in unique if not remark.startswith(STOP)), *errors[:2], *more]
+    foldings = [remark for remark in unique if not remark.startswith(STOP)]
+    return [*_two(foldings, "rows are read as samples' in {} more layers"), *_two(errors, STOP + " in {} more places")]
+
+
+def _two(remarks: Sequence[str], more: str) -> list[str]:
+    return [*remarks[:2], *([more.format(len(remarks) - 2)] if len(remarks) > 2 else [])]
 
 
 def _ties(findings: Sequence[Finding]) -> list[str]:
-    """A warning for each parameter that several modules hold."""
-    owners: dict[int, list[Finding]] = {}
+    """A warning for each parameter that a weighted module shares with others."""
+    owners: dict[nn.Parameter, list[Finding]] = {}
     for finding in findings:
         for parameter in finding.module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(finding)
-    return [_tie(tied) for tied in owners.values() if len(tied) > 1]
+            owners.setdefault(parameter, []).append(finding)
+    return [_tie(tied) for tied in owners.values() if len(tied) > 1 and any(finding.kind for finding in tied)]
 
 
 def _tie(tied: Sequence[Finding]) -> str:
-    names = " and ".join(repr(finding.name) for finding in tied)
-    plain = [finding for finding in tied if finding.kind is None]
+    shared = f"{' and '.join(repr(finding.name) for finding in tied)} share a parameter"
+    plain = [f"{finding.name!r} ({type(finding.module).__name__})" for finding in tied if finding.kind is None]
     if plain:
-        kind = type(plain[0].module).__name__
-        return f"{names} share a parameter: {plain[0].name!r} ({kind}) adds its plain gradient to the weighted one"
-    return f"{names} share a parameter: they are one layer, and their contributions add up within each sample"
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    gradient = "weighted" if row.preconditioned else f"plain: {row.reason}"
-    shapes = ", ".join(_shape(shape) for shape in row.shapes) or (row.reason if row.preconditioned else "")
-    routes = ", ".join(dict.fromkeys(chosen.route for chosen in row.plans))
-    price = (f"{row.flops / 1e9:.3g}", f"{row.bytes / 2**20:.3g}") if row.plans else ("", "")
-    return (row.name or "(model)", row.kind, f"{row.parameters:,}", gradient, shapes, routes, *price)
-
-
-def _shape(shape: Shape) -> str:
-    groups = f"{shape.G} groups of " if shape.G > 1 else ""
-    return f"{groups}{shape.M} × {shape.T} × {shape.d_in} → {shape.d_out}"
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return [lines[0], "  ".join("─" * width for width in widths), *lines[1:]]
+        adds = "adds its plain gradient" if len(plain) == 1 else "add their plain gradients"
+        return f"{shared}: {' and '.join(plain)} {adds} to the weighted one"
+    return f"{shared}: they are one layer, and their contributions add up within each sample"

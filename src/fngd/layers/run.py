@@ -7,7 +7,7 @@ runs parts of the forward pass again during the backward pass; the batch size is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,7 @@ class Run:
 def _first_tensor(values: Any) -> Tensor | None:
     if isinstance(values, Tensor):
         return values
-    if isinstance(values, dict):
+    if isinstance(values, Mapping):
         values = tuple(values.values())
     if isinstance(values, tuple | list):
         return next((found for value in values if (found := _first_tensor(value)) is not None), None)

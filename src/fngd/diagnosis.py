@@ -1,0 +1,90 @@
+"""What `doctor` says: a row for each module, and a table that prints itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fngd.planner import Plan, Shape
+
+FROZEN = "frozen"
+NOT_CALLED = "not called with these inputs"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module with parameters of its own."""
+
+    name: str
+    kind: str
+    parameters: int
+    preconditioned: bool = False
+    reason: str = ""
+    """Why it is not preconditioned, or why there are no shapes; else empty."""
+    shapes: tuple[Shape, ...] = ()
+    """Canonical sizes (M, G, T, d_in, d_out), one for each weight or separately used part of one."""
+    plans: tuple[Plan, ...] = ()
+    """How each one's Gram matrix is computed."""
+
+    @property
+    def gradient(self) -> str:
+        """ "weighted", "plain", or "none" where no gradient comes at all."""
+        return "weighted" if self.preconditioned else "none" if self.reason in (FROZEN, NOT_CALLED) else "plain"
+
+    @property
+    def flops(self) -> int:
+        """Operations to derive the layer's Gram matrix from a batch like the example."""
+        return sum(chosen.flops for chosen in self.plans)
+
+    @property
+    def bytes(self) -> int:
+        """Scratch memory held at once meanwhile."""
+        return max((chosen.bytes for chosen in self.plans), default=0)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` found; `print` it, or read its fields."""
+
+    rows: tuple[Row, ...]
+    coverage: float
+    """The share of the trained parameters that is preconditioned; one that several modules hold counts once."""
+    warnings: tuple[str, ...]
+    heads: tuple[str, ...] = ()
+    """The layers through which the output is reached: what `FromHead` takes for the head, if there is one."""
+    head_objection: str = ""
+    """Why `FromHead` must be told the head; empty if it need not, or if there were no example inputs."""
+
+    def __str__(self) -> str:
+        """The table, the coverage and the warnings."""
+        header = ("module", "kind", "parameters", "gradient", "M × T × d_in → d_out", "route", "GFLOP", "MiB")
+        lines = _aligned([header, *(_cells(row) for row in self.rows)])
+        counted = sum(row.preconditioned for row in self.rows)
+        share = f"{self.coverage:.1%} of the trained parameters"
+        summary = f"{counted} of {len(self.rows)} modules, {share} are preconditioned."
+        return "\n".join([*lines, "", summary, *self._head(), *(f"warning: {warning}" for warning in self.warnings)])
+
+    def _head(self) -> list[str]:
+        """A line on what `FromHead` would make of the model, if that is known."""
+        if self.head_objection:
+            return [f"FromHead needs head=…: {self.head_objection}."]
+        return [f"Head for FromHead: {name!r}." for name in self.heads]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    gradient = row.gradient if row.preconditioned else f"{row.gradient}: {row.reason}"
+    shapes = ", ".join(_shape(shape) for shape in row.shapes) or (row.reason if row.preconditioned else "")
+    routes = ", ".join(dict.fromkeys(chosen.route for chosen in row.plans))
+    price = (f"{row.flops / 1e9:.3g}", f"{row.bytes / 2**20:.3g}") if row.plans else ("", "")
+    return (row.name or "(model)", row.kind, f"{row.parameters:,}", gradient, shapes, routes, *price)
+
+
+def _shape(shape: Shape) -> str:
+    groups = f"{shape.G} groups of " if shape.G > 1 else ""
+    return f"{groups}{shape.M} × {shape.T} × {shape.d_in} → {shape.d_out}"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [lines[0], "  ".join("─" * width for width in widths), *lines[1:]]
