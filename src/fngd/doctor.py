@@ -6,7 +6,6 @@ matrix, are those of real inputs. The model itself is not touched.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -19,12 +18,13 @@ from fngd.gram import Use, plan_of, shape_of
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
-from fngd.layers.registry import Finding, survey
+from fngd.layers.registry import Finding, Place, survey
 from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
+from fngd.wrappers import copied, unwrapped
 
 STOP = "training will stop here"
 
@@ -57,7 +57,9 @@ def doctor(
         >>> diagnosis.rows[1].reason
         'no rule for LayerNorm'
     """
-    specimen = copy.deepcopy(model).train()
+    inside = unwrapped(model)
+    exclude = [inside.bare(name) for name in ([exclude] if isinstance(exclude, str) else exclude)]
+    specimen = copied(inside.model).train()
     run = Run(Settings(batch_dim=batch_dim), Fresh(), deriving=True)
     findings = survey(specimen, exclude)
     layers = _attach(findings, run)
@@ -101,15 +103,15 @@ def _heads(
 class Recorder(Layer):
     """A layer that computes nothing but what torch would, and notes down how it is used."""
 
-    def __init__(self, name: str, parameters: Sequence[nn.Parameter], run: Run) -> None:
+    def __init__(self, name: str, places: Sequence[Place], run: Run) -> None:
         """As a layer, with nothing noted down.
 
         Args:
             name: The module's name in the model.
-            parameters: The parameters whose gradients would be weighted together.
+            places: Where the parameters are whose gradients would be weighted together.
             run: What it shares with the other layers.
         """
-        super().__init__(name, parameters, run)
+        super().__init__(name, places, run)
         self.uses: dict[Part, list[Use]] = {}
         self.called = False
         self.remarks: list[str] = []
@@ -144,7 +146,7 @@ def _attach(findings: Sequence[Finding], run: Run) -> dict[str, Recorder]:
     layers: dict[str, Recorder] = {}
     for finding in findings:
         if finding.kind is not None:
-            layers[finding.name] = Recorder(finding.name, finding.parameters, run)
+            layers[finding.name] = Recorder(finding.name, finding.places, run)
             attach_layer(finding.module, layers[finding.name], finding.kind.rule)
     return layers
 

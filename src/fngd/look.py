@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from fngd.policies import Fresh
 from fngd.preconditioner import NaturalGradient
+from fngd.wrappers import copied, unwrapped
 
 
 def gram_matrices(
@@ -36,7 +36,7 @@ def gram_matrices(
         >>> fngd.gram_matrices(model, lambda copy: copy(x).square().mean())[""].shape
         torch.Size([8, 8])
     """
-    specimen = copy.deepcopy(model).train()
+    specimen = copied(unwrapped(model).model).train()
     devices = {p.device for p in specimen.parameters() if p.device.type == "cuda"}
     found: dict[str, Tensor] = {}
     natural = NaturalGradient(specimen, policy=Fresh(), batch_dim=batch_dim, exclude=exclude)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
@@ -55,6 +56,7 @@ class FNGD(torch.optim.SGD):
         gram_budget: int = BUDGET,
         gram_route: str | None = None,
         exclude: Collection[str] = (),
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Attach to a model; see `NaturalGradient` for the arguments after `fused` and torch.optim.SGD for the others.
 
@@ -79,6 +81,7 @@ class FNGD(torch.optim.SGD):
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone.
+            process_group: The ranks that train this model together; by default all, if there are several.
 
         Raises:
             TypeError: If `model` is not a module.
@@ -113,6 +116,7 @@ class FNGD(torch.optim.SGD):
             gram_budget=gram_budget,
             gram_route=gram_route,
             exclude=exclude,
+            process_group=process_group,
         )
 
     @property

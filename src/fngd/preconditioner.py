@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -24,8 +25,10 @@ from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.planner import BUDGET
 from fngd.policies import FromHead, Policy, Shared
+from fngd.ranks import Ranks
 from fngd.settings import Settings
 from fngd.statistics import LayerStatistics, statistics_of
+from fngd.wrappers import unwrapped
 
 
 class NaturalGradient:
@@ -55,11 +58,12 @@ class NaturalGradient:
         gram_budget: int = BUDGET,
         gram_route: str | None = None,
         exclude: Collection[str] = (),
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Attach to a model.
 
         Args:
-            model: The model to precondition.
+            model: The model to precondition; what DistributedDataParallel or torch.compile has wrapped is unwrapped.
             optimizer: The optimizer whose steps are counted; layers none of whose parameters it holds are left alone.
                 Without it, the steps of whichever optimizer holds the first preconditioned parameter that is trained
                 are counted.
@@ -76,6 +80,8 @@ class NaturalGradient:
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone, with everything below them.
+            process_group: The ranks that train this model together: c̃ is averaged over them when deriving ends. By
+                default all ranks, if torch.distributed has been initialised.
 
         Raises:
             ValueError: If an argument is out of range, or the model has no layer that could be preconditioned.
@@ -92,11 +98,13 @@ class NaturalGradient:
         policy = _policy(policy, derive_steps)
         if isinstance(policy, FromHead):
             settings = _head_settings(policy, settings)
-        self.model = model
+        inside = unwrapped(model)
+        self.model = model = inside.model
         self.step_count = 0
         self.layers: list[Layer] = []
         self._run = Run(settings, policy, policy.derives(0))
-        self._exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self._exclude = tuple(map(inside.bare, (exclude,) if isinstance(exclude, str) else exclude))
+        self._ranks = Ranks(process_group)
         self._warned = False
         self._optimizer = optimizer
         self._hook: RemovableHandle | None = None
@@ -144,12 +152,11 @@ class NaturalGradient:
         for group in _tied([finding for finding in survey(self.model, self._exclude) if finding.kind is not None]):
             if not any(id(parameter) in wanted for finding in group for parameter in finding.module.parameters()):
                 continue
-            held = list(dict.fromkeys(parameter for finding in group for parameter in finding.parameters))
             layer = next((layer for f in group if (layer := layer_of(f.module)) in self.layers and layer), None)
             if layer is None:
                 layer = Layer(group[0].name, [], self._run)
                 self.layers.append(layer)
-            layer.parameters = held
+            layer.places = [place for finding in group for place in finding.places]
             for finding in group:
                 if finding.kind is not None and layer_of(finding.module) is not layer:
                     attach_layer(finding.module, layer, finding.kind.rule)
@@ -245,7 +252,7 @@ class NaturalGradient:
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles are made of; the model's copy is plain and gets attached by `__setstate__`."""
-        kept = {key: vars(self)[key] for key in ("model", "attached", "_exclude", "_warned", "_optimizer")}
+        kept = {key: vars(self)[key] for key in ("model", "attached", "_exclude", "_ranks", "_warned", "_optimizer")}
         held = [parameter for layer in self.layers for parameter in layer.parameters]
         run = (self._run.settings, self._run.policy)
         return {**kept, "held": held, "run": run, "state": self.state_dict()}
@@ -269,16 +276,26 @@ class NaturalGradient:
         held = layered if self._search is None else self.model.parameters()
         first = next((parameter for parameter in held if parameter.requires_grad), None)
         if any(parameter is first for parameter in _parameters(optimizer)):
-            self._after_step()
+            self._after_step(optimizer)
 
-    def _after_step(self, *_: object) -> None:
-        derived = self._run.deriving
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        if not self._run.entered and _sets_up(optimizer):
+            return
+        derived, step = self._run.deriving, self.step_count + 1
         self._run.end()
         if self._search is not None:
             self._search.tidy()
-        self._start(self.step_count + 1)
+        if derived and not self._run.policy.derives(step) and self._ranks.several:
+            self._average()
+        self._start(step)
         if derived:
             self._warn_of_skipped()
+
+    def _average(self) -> None:
+        """Deriving ends: let all ranks have the same coefficients."""
+        known = (layer.history.mean.device for layer in self.layers if layer.history.mean is not None)
+        device = next(known, self.layers[0].parameters[0].device)
+        self._ranks.average({layer.name: layer.history for layer in self.layers}, device)
 
     def _start(self, step: int) -> None:
         """Get ready for step number `step`."""
@@ -335,6 +352,14 @@ def _head_settings(policy: FromHead, given: Settings) -> Settings:
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _sets_up(optimizer: Optimizer) -> bool:
+    """Whether a step without a forward pass before it is none: torch.distributed.checkpoint takes one of length 0.
+
+    It does so to make an optimizer's state, before it saves or loads it.
+    """
+    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
 
 
 def _tied(findings: Sequence[Finding]) -> list[list[Finding]]:

@@ -6,6 +6,7 @@ for each layer. `shared_spread` beside `coefficient_spread` shows how far that h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fngd.coefficients import History
@@ -28,8 +29,9 @@ class LayerStatistics:
     cosine: float
     """Between the weighted and the plain gradient."""
     batches: int
+    """Batches that were derived; where several processes have averaged theirs, a process's."""
     skipped: int
-    """Batches whose Gram matrix was not finite: they took the plain gradient and left c̃ alone."""
+    """Batches whose Gram matrix was not finite: they took the plain gradient and left c̃ alone; rounded up likewise."""
 
 
 def statistics_of(history: History) -> LayerStatistics:
@@ -50,6 +52,6 @@ def statistics_of(history: History) -> LayerStatistics:
         damping=damping,
         effective_rank=rank,
         cosine=cosine,
-        batches=int(history.batches),
-        skipped=int(history.skipped),
+        batches=round(float(history.batches)),
+        skipped=math.ceil(round(float(history.skipped), 4)),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from fngd.coefficients import History
 from fngd.gram import gram_dtype
 from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
 from fngd.layers.parts import Label, Part, part_of
+from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
 from fngd.weighted import Deriving, Join, Notes, Weighted, scaled
@@ -31,16 +33,16 @@ SMALL = 1 << 17
 class Layer:
     """One preconditioned layer: the parameters that share a vector of coefficients, and these coefficients."""
 
-    def __init__(self, name: str, parameters: Sequence[nn.Parameter], run: Run) -> None:
+    def __init__(self, name: str, places: Sequence[Place], run: Run) -> None:
         """A layer that has seen no batch yet.
 
         Args:
             name: The module's name in the model.
-            parameters: The parameters whose gradients are weighted together.
+            places: Where the parameters are whose gradients are weighted together.
             run: What it shares with the other layers.
         """
         self.name = name
-        self.parameters = list(parameters)
+        self.places = list(places)
         self.run = run
         self.history = History()
         self.shared: Tensor | None = None
@@ -49,6 +51,11 @@ class Layer:
         self._spread: dict[Operation, Tensor] = {}
         self._fits: int | None = None
         """The largest batch that `shared` fits; None for any."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters, as they are at this moment: FSDP has others inside of a forward pass."""
+        return parameters_at(self.places)
 
     @property
     def trainable(self) -> bool:
@@ -144,16 +151,16 @@ class Layer:
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 
-    def finish(self, uses: Uses) -> tuple[Tensor | None, ...]:
+    def finish(self, parameters: Sequence[nn.Parameter], uses: Uses) -> tuple[Tensor | None, ...]:
         """Derive the coefficients from all uses of a batch and return the weighted gradient of each parameter."""
         if not uses:
-            return tuple(None for _ in self.parameters)
+            return tuple(None for _ in parameters)
         with torch.autocast(uses[0][0].z.device.type, enabled=False):
             empty = any(use.x.numel() == 0 or use.z.numel() == 0 for use, _ in uses)
             if empty:
-                return weighted_gradients(uses, uses[0][0].z.new_ones(1), self.parameters, self.run.scratch)
+                return weighted_gradients(uses, uses[0][0].z.new_ones(1), parameters, self.run.scratch)
             derived = self._derived(uses)
-            return weighted_gradients(uses, derived.factors, self.parameters, self.run.scratch, known_sum(derived))
+            return weighted_gradients(uses, derived.factors, parameters, self.run.scratch, known_sum(derived))
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
@@ -201,8 +208,9 @@ class Layer:
                 stacklevel=2,
             )
         if token is None or notes is None or notes.finished:
-            notes = Notes(self.finish)
-            token = Join.apply(notes, *self.parameters)  # type: ignore[no-untyped-call]
+            parameters = self.parameters
+            notes = Notes(partial(self.finish, parameters))
+            token = Join.apply(notes, *parameters)  # type: ignore[no-untyped-call]
             opened[self] = (token, notes)
         return token, notes
 

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fngd.coefficients import coefficients, damping, measure
 from fngd.gram import Use
 from fngd.layers.base import Layer, cast_as_autocast
 from fngd.layers.derivation import layer_gram, scale_of
 from fngd.layers.parts import Label, Part
+from fngd.layers.registry import Place
 from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
 from fngd.weighted import DOUBLE_BACKWARD
@@ -36,16 +37,16 @@ UNKNOWN = (
 class Head(Layer):
     """The head, or a layer that may turn out to be it."""
 
-    def __init__(self, name: str, parameters: Sequence[nn.Parameter], run: Run, rhs: str = "ones") -> None:
+    def __init__(self, name: str, places: Sequence[Place], run: Run, rhs: str = "ones") -> None:
         """A layer of which nobody knows yet whether it is the head.
 
         Args:
             name: The module's name in the model.
-            parameters: Its weight and bias. Frozen ones count as well: the layers below may not be frozen.
+            places: Where its weight and bias are. Frozen ones count as well: the layers below may not be frozen.
             run: What it shares with the model.
             rhs: The right-hand side, "ones" or "residual".
         """
-        super().__init__(name, parameters, run)
+        super().__init__(name, places, run)
         self.rhs = rhs
         self.chosen: bool | None = None
         """Whether it is the head; None as long as nobody knows."""

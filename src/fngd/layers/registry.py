@@ -9,7 +9,7 @@ A rule is the module's forward pass, written with `layer.linear` and `layer.conv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -79,16 +79,38 @@ def kinds() -> dict[type[nn.Module] | str, Kind]:
     return dict(_kinds)
 
 
+class Place(NamedTuple):
+    """Where a parameter is found: what lies there may be exchanged, as FSDP does before and after each use."""
+
+    module: nn.Module
+    key: str
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """What lies there now."""
+        return self.module._parameters.get(self.key)
+
+
 class Finding(NamedTuple):
     """A module that holds parameters of its own, and whether it can be preconditioned."""
 
     name: str
     module: nn.Module
     kind: Kind | None
-    parameters: tuple[nn.Parameter, ...]
+    places: tuple[Place, ...]
     """The parameters that would be weighted."""
     reason: str
     """Why not; empty if `kind` is there."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What lies at the places now, each parameter once."""
+        return parameters_at(self.places)
+
+
+def parameters_at(places: Iterable[Place]) -> list[nn.Parameter]:
+    """What lies at the places now, each parameter once."""
+    return list(dict.fromkeys(parameter for place in places if (parameter := place.parameter) is not None))
 
 
 def survey(model: nn.Module, exclude: Collection[str] = ()) -> list[Finding]:
@@ -125,12 +147,13 @@ def _find(name: str, module: nn.Module, exclude: Collection[str]) -> Finding:
     computed = [key for key in kind.parameters if key not in held and getattr(module, key, None) is not None]
     if computed:
         return Finding(name, module, None, (), f"{computed[0]} is computed (parametrized), not a parameter")
-    parameters = tuple(held[key] for key in kind.parameters if key in held)
+    places = tuple(Place(module, key) for key in kind.parameters if key in held)
+    parameters = parameters_at(places)
     if any(is_lazy(parameter) for parameter in parameters):
         return Finding(name, module, None, (), "lazy: run one forward pass before you attach")
     if not all(parameter.is_floating_point() for parameter in parameters):
         return Finding(name, module, None, (), f"{parameters[0].dtype} is not real floating point")
-    return Finding(name, module, kind, parameters, "")
+    return Finding(name, module, kind, places, "")
 
 
 def _kind_of(cls: type[nn.Module]) -> tuple[Kind | None, str]:

@@ -36,6 +36,8 @@ class Run:
     """Told the name and the Gram matrix, divided by its norm, of each layer that derives."""
     look: Callable[[Any], None] | None = None
     """Shown what the model returns, as long as somebody has yet to find something in it."""
+    entered: bool = False
+    """Whether a forward pass of the model has begun since the last step."""
     used: set[object] | None = None
     """Heads that the forward pass under way has used; None outside of one."""
     _depth: int = 0
@@ -47,6 +49,7 @@ class Run:
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts; a model that calls itself is still in the same pass."""
         self._depth += 1
+        self.entered = True
         if self._depth == 1:
             x, dim = _first_tensor((*args, *kwargs.values())), self.settings.batch_dim
             self.batch = self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
@@ -66,7 +69,7 @@ class Run:
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
-        self._latest, self._open = None, {}
+        self._latest, self._open, self.entered = None, {}, False
         if not self.deriving:
             self.scratch.trim()
 

@@ -84,7 +84,7 @@ class Search:
                 "why for each module"
             )
         self._modules = {name: finding.module for name, finding in could_be.items()}
-        self._heads = {name: Head(name, finding.parameters, run, policy.rhs) for name, finding in could_be.items()}
+        self._heads = {name: Head(name, finding.places, run, policy.rhs) for name, finding in could_be.items()}
         for name, finding in could_be.items():
             if finding.kind is not None:
                 attach_layer(finding.module, self._heads[name], finding.kind.rule)
