@@ -1,14 +1,17 @@
 """How a module is made to run its rule: its class is swapped for a subclass whose forward asks the rule.
 
 Parameters, buffers, hooks, `state_dict` keys and `isinstance` stay as they were. Copies and pickles of an attached
-module are plain modules of the original class; `detach` gives the module itself back as it was.
+module are plain modules of the original class; `detach` gives the module itself back as it was. A model whose forward
+was replaced on the instance, as accelerate does for mixed precision, has it wrapped in place.
 """
 
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, cast
 
 import torch
@@ -28,6 +31,8 @@ class Attachment:
     layer: Layer | None = None
     rule: Rule | None = None
     roots: list[Run] = field(default_factory=list)
+    replaced: Callable[..., Any] | None = None
+    """The forward that somebody put on the instance before us, if any."""
 
 
 def attach_layer(module: nn.Module, layer: Layer, rule: Rule) -> None:
@@ -52,7 +57,11 @@ def attach_layer(module: nn.Module, layer: Layer, rule: Rule) -> None:
 
 def attach_root(module: nn.Module, run: Run) -> None:
     """Let the module tell the run when a forward pass begins and how large its batch is."""
-    _attachment(module).roots.append(run)
+    attachment = _attachment(module)
+    attachment.roots.append(run)
+    if "forward" in vars(module) and attachment.replaced is None:
+        attachment.replaced = vars(module)["forward"]
+        vars(module)["forward"] = _around(attachment.replaced, attachment)
 
 
 def detach(model: nn.Module, run: Run | None = None) -> None:
@@ -97,6 +106,8 @@ def _restore_if_idle(module: nn.Module, attachment: Attachment) -> None:
     if attachment.layer is not None or attachment.roots:
         return
     del module.__dict__[_KEY]
+    if attachment.replaced is not None:
+        module.__dict__["forward"] = attachment.replaced
     base = type(module).__dict__.get("_fngd_base")
     if base is not None:  # else another library has swapped the class after us: without the key, forward is plain
         module.__class__ = base
@@ -111,15 +122,19 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
         attachment: Attachment | None = self.__dict__.get(_KEY)
         if attachment is None or not torch.is_grad_enabled():
             return base.forward(self, *args, **kwargs)
+        rule = attachment.rule if self.training else None
         if attachment.roots:
-            return _as_root(self, base, attachment, args, kwargs)
-        if self.training and attachment.rule is not None:
-            return attachment.rule(self, attachment.layer, *args, **kwargs)
+            compute = partial(base.forward, self) if rule is None else partial(rule, self, attachment.layer)
+            return _as_root(attachment, compute, *args, **kwargs)
+        if rule is not None:
+            return rule(self, attachment.layer, *args, **kwargs)
         return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         plain = base.__new__(base)
         plain.__dict__ = {key: value for key, value in self.__dict__.items() if key != _KEY}
+        if self.__dict__[_KEY].replaced is not None:
+            plain.__dict__["forward"] = self.__dict__[_KEY].replaced
         function, args, *rest = cast(tuple[Any, ...], plain.__reduce_ex__(protocol))
         if function is copyreg.__newobj__:  # type: ignore[attr-defined]
             # pickle insists that __newobj__ makes an object of self's own class; this makes the same one.
@@ -127,23 +142,50 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
         return function, args, *rest
 
     members = {"forward": forward, "__reduce_ex__": reduce, "_fngd_base": base, "__module__": base.__module__}
+    if callable(training_step := getattr(base, "training_step", None)):
+        members["training_step"] = _as_step(training_step)
     return type(base.__name__, (base,), members)
 
 
-def _as_root(
-    module: nn.Module, base: type[nn.Module], attachment: Attachment, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _around(replaced: Callable[..., Any], attachment: Attachment) -> Callable[..., Any]:
+    """A forward pass that somebody put on the instance of a root, with what the class's forward does for a root."""
+
+    @wraps(replaced)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return _as_root(attachment, replaced, *args, **kwargs)
+        return replaced(*args, **kwargs)
+
+    return forward
+
+
+def _as_root(attachment: Attachment, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The forward pass of a module that tells its runs when it begins and ends."""
     for run in attachment.roots:
         run.enter(args, kwargs)
     try:
-        if module.training and attachment.rule is not None:
-            output = attachment.rule(module, attachment.layer, *args, **kwargs)
-        else:
-            output = base.forward(module, *args, **kwargs)
+        output = compute(*args, **kwargs)
         for run in attachment.roots:
             run.show(output)
         return output
     finally:
         for run in attachment.roots:
             run.leave()
+
+
+def _as_step(training_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The training step of a module that tells its runs when it begins and ends: it may never call its own forward."""
+
+    @wraps(training_step)
+    def step(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        attachment: Attachment | None = self.__dict__.get(_KEY)
+        roots = [] if attachment is None or not torch.is_grad_enabled() else attachment.roots
+        with ExitStack() as stack:
+            for run in roots:
+                stack.enter_context(run.step(args, kwargs))
+            output = training_step(self, *args, **kwargs)
+            for run in roots if output is not None else []:
+                run.show(output)
+            return output
+
+    return step

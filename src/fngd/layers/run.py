@@ -1,13 +1,15 @@
 """What the layers of one attached model share: the phase, the batch at hand, the forward pass under way.
 
 A sample is what enters the model: inside the model's own forward pass, its first input says how many there are, and
-all uses of a layer belong together. A layer called from outside of it is a batch of its own. Activation checkpointing
+all uses of a layer belong together. A layer called from outside of it is a batch of its own, unless the model has a
+`training_step`, as Lightning's have: what is called inside of one belongs to the step's batch. Activation checkpointing
 runs parts of the forward pass again during the backward pass; the batch size is then that of the latest forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,42 +32,67 @@ class Run:
     policy: Policy
     deriving: bool
     batch: int | None = None
-    """Samples in the batch of the model's forward pass under way; None outside of one."""
+    """Samples in the batch of the model's forward pass or training step under way; None outside of one."""
     scratch: Scratch = field(default_factory=Scratch)
     watch: Callable[[str, Tensor], None] | None = None
     """Told the name and the Gram matrix, divided by its norm, of each layer that derives."""
     look: Callable[[Any], None] | None = None
     """Shown what the model returns, as long as somebody has yet to find something in it."""
     entered: bool = False
-    """Whether a forward pass of the model has begun since the last step."""
+    """Whether a forward pass or a training step of the model has begun since the last optimizer step."""
     used: set[object] | None = None
     """Heads that the forward pass under way has used; None outside of one."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
     """`batch` of the latest forward pass."""
+    _stepping: bool = False
+    """Whether a training step that is a method of the model is under way."""
+    _step_batch: int | None = None
+    """Samples in the batch of that training step; None outside of one."""
     _open: Open = field(default_factory=dict)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts; a model that calls itself is still in the same pass."""
         self._depth += 1
-        self.entered = True
         if self._depth == 1:
-            x, dim = _first_tensor((*args, *kwargs.values())), self.settings.batch_dim
-            self.batch = self._latest = x.shape[dim] if x is not None and x.dim() > dim else None
-            if self.deriving:
-                self._open, self.used = {}, set()
+            self._begin(args, kwargs)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.entered = True
+        self.batch = self._latest = batch_size((*args, kwargs), self.settings.batch_dim)
+        if self.deriving:
+            self._open, self.used = {}, set()
+
+    @contextmanager
+    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """A training step that is a method of the model; the model's forward pass inside of it still counts for itself.
+
+        Args:
+            args: What the step is called with.
+            kwargs: Likewise, by name.
+
+        Yields:
+            Nothing.
+        """
+        self._begin(args, kwargs)
+        self._stepping, self._step_batch = True, self.batch
+        try:
+            yield
+        finally:
+            self._stepping = False
+            self.batch = self._step_batch = self.used = None
 
     def show(self, output: Any) -> None:
-        """The model's forward pass has come to its output."""
-        if self.look is not None and self._depth == 1:
+        """The model's forward pass, or the training step around it, has come to its output."""
+        if self.look is not None and self._depth <= 1:
             self.look(output)
 
     def leave(self) -> None:
         """A forward pass of the model is over."""
         self._depth -= 1
         if self._depth == 0:
-            self.batch = self.used = None
+            self.batch, self.used = self._step_batch, None
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
@@ -79,14 +106,27 @@ class Run:
 
     def open(self) -> Open:
         """The layers whose uses belong together with a use that is made now."""
-        return self._open if self._depth or current_backward() != NO_BACKWARD else {}
+        return self._open if self._depth or self._stepping or current_backward() != NO_BACKWARD else {}
 
 
-def _first_tensor(values: Any) -> Tensor | None:
-    if isinstance(values, Tensor):
-        return values
-    if isinstance(values, Mapping):
-        values = tuple(values.values())
-    if isinstance(values, tuple | list):
-        return next((found for value in values if (found := _first_tensor(value)) is not None), None)
+def batch_size(inputs: Any, dim: int) -> int | None:
+    """How many samples there are in what a model is called with.
+
+    The first tensor says it. Inputs by name come in any order: among them, one of size 1, such as positions that are
+    the same for all samples, says it only if there is no other.
+
+    Args:
+        inputs: Tensors in tuples, lists and mappings.
+        dim: The dimension that counts the samples; tensors that lack it say nothing.
+
+    Returns:
+        The number; None if no tensor says it.
+    """
+    if isinstance(inputs, Tensor):
+        return inputs.shape[dim] if inputs.dim() > dim else None
+    if isinstance(inputs, Mapping):
+        sizes = [size for value in inputs.values() if (size := batch_size(value, dim)) is not None]
+        return next((size for size in sizes if size != 1), sizes[0] if sizes else None)
+    if isinstance(inputs, tuple | list):
+        return next((size for value in inputs if (size := batch_size(value, dim)) is not None), None)
     return None
