@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test format clean
+.PHONY: demo test format docs dist clean
 
 demo: .venv
 	$(BIN)/fngd demo
@@ -20,6 +20,14 @@ test: .venv
 format: .venv
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# What is generated in docs/: the reference, from the docstrings.
+docs: .venv
+	$(BIN)/python tools/api_reference.py
+
+# The source distribution, and the wheel built from it.
+dist: .venv
+	$(BIN)/python -m build --no-isolation
 
 # torch comes first and alone: the constraints file pins it to the build that needs no accelerator. The oracle of KFAC's
 # factors comes last and alone: one of its dependencies has no build for this torch, and the tests do without it.

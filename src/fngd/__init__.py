@@ -1,7 +1,8 @@
 """FNGD: the natural gradient at the price of SGD, as a PyTorch optimizer."""
 
+from fngd.diagnosis import Diagnosis
 from fngd.doctor import doctor
-from fngd.layers import detach, register_layer
+from fngd.layers import Layer, detach, register_layer
 from fngd.look import gram_matrices
 from fngd.optimizer import FNGD
 from fngd.policies import Constant, Fresh, FromHead, Policy, Refreshed, Shared
@@ -11,8 +12,10 @@ from fngd.statistics import LayerStatistics
 __all__ = [
     "FNGD",
     "Constant",
+    "Diagnosis",
     "Fresh",
     "FromHead",
+    "Layer",
     "LayerStatistics",
     "NaturalGradient",
     "Policy",

@@ -28,7 +28,7 @@ class Row:
 
     @property
     def gradient(self) -> str:
-        """ "weighted", "plain", or "none" where no gradient comes at all."""
+        """Either "weighted", "plain", or "none" where no gradient comes at all."""
         return "weighted" if self.preconditioned else "none" if self.reason in (FROZEN, NOT_CALLED) else "plain"
 
     @property
@@ -44,12 +44,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found; `print` it, or read its fields."""
+    """What `doctor` found; `print` it, or read its fields.
+
+    Example:
+        >>> import torch, fngd
+        >>> diagnosis = fngd.doctor(torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)))
+        >>> round(diagnosis.coverage, 2)
+        0.56
+        >>> [(row.name, row.reason) for row in diagnosis.rows if not row.preconditioned]
+        [('0', 'no rule for Embedding')]
+    """
 
     rows: tuple[Row, ...]
+    """For each module with parameters of its own: `name`, `kind`, `parameters` (how many), `preconditioned`, `reason`
+    (why not), `gradient`, `shapes`, `plans`, `flops` and `bytes` of deriving."""
     coverage: float
     """The share of the trained parameters that is preconditioned; one that several modules hold counts once."""
     warnings: tuple[str, ...]
+    """What goes another way than one may think, or would stop the training."""
     heads: tuple[str, ...] = ()
     """The layers through which the output is reached: what `FromHead` takes for the head, if there is one."""
     head_objection: str = ""

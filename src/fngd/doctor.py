@@ -113,7 +113,7 @@ class Recorder(Layer):
         """
         super().__init__(name, places, run)
         self.uses: dict[Part, list[Use]] = {}
-        self.called = False
+        self.called: bool = False
         self.remarks: list[str] = []
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

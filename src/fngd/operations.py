@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from torch import Tensor
 from fngd.scratch import Scratch
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-convolution_backward = torch.ops.aten.convolution_backward.default
+convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward.default
 
 Needs = tuple[bool, bool, bool]
 """Whether the gradients of input, weight and bias are needed."""

@@ -77,7 +77,8 @@ class FNGD(torch.optim.SGD):
             scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
             loss_reduction: How the loss adds up the samples, "mean" or "sum".
             batch_dim: The dimension of the model's inputs that counts the samples.
-            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed.
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 64 MiB by
+                default.
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone.
@@ -103,7 +104,7 @@ class FNGD(torch.optim.SGD):
             maximize=maximize,
             fused=_can_fuse(model) if fused is None else fused,
         )
-        self.preconditioner = NaturalGradient(
+        self.preconditioner: NaturalGradient = NaturalGradient(
             model,
             self,
             alpha=alpha,
@@ -118,6 +119,7 @@ class FNGD(torch.optim.SGD):
             exclude=exclude,
             process_group=process_group,
         )
+        """What weights the gradients, and counts the steps."""
 
     @property
     def phase(self) -> str:

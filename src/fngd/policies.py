@@ -16,7 +16,16 @@ from torch import Tensor
 
 
 class Policy(ABC):
-    """When to derive coefficients and how to share them."""
+    """When to derive coefficients and how to share them.
+
+    Example:
+        >>> import fngd
+        >>> class FirstOfTen(fngd.Policy):
+        ...     def derives(self, step: int) -> bool:
+        ...         return step % 10 == 0
+        >>> [step for step in range(30) if FirstOfTen().derives(step)]
+        [0, 10, 20]
+    """
 
     @abstractmethod
     def derives(self, step: int) -> bool:
@@ -37,6 +46,10 @@ class Shared(Policy):
 
     Args:
         derive_steps: Optimizer steps that derive; `len(loader)` is the paper's choice.
+
+    Example:
+        >>> import torch, fngd
+        >>> optimizer = fngd.FNGD(torch.nn.Linear(4, 2), lr=0.1, policy=fngd.Shared(100))
     """
 
     derive_steps: int
@@ -50,7 +63,12 @@ class Shared(Policy):
 
 @dataclass(frozen=True)
 class Fresh(Policy):
-    """Derive at every step: plain natural gradient descent, the method "without sharing"."""
+    """Derive at every step: plain natural gradient descent, the method "without sharing".
+
+    Example:
+        >>> import torch, fngd
+        >>> optimizer = fngd.FNGD(torch.nn.Linear(4, 2), lr=0.1, policy=fngd.Fresh())
+    """
 
     def derives(self, step: int) -> bool:
         return True
@@ -63,6 +81,10 @@ class Refreshed(Policy):
     Args:
         every: A step derives when its number is a multiple of this.
         decay: How much of c̃ survives a new batch, in [0, 1). Until there are 1/(1 − decay) batches, c̃ is their mean.
+
+    Example:
+        >>> import torch, fngd
+        >>> optimizer = fngd.FNGD(torch.nn.Linear(4, 2), lr=0.1, policy=fngd.Refreshed(every=10, decay=0.9))
     """
 
     every: int
@@ -90,6 +112,10 @@ class Constant(Policy):
 
     Args:
         derive_steps: Optimizer steps that derive.
+
+    Example:
+        >>> import torch, fngd
+        >>> optimizer = fngd.FNGD(torch.nn.Linear(4, 2), lr=0.1, policy=fngd.Constant(100))
     """
 
     derive_steps: int
@@ -121,6 +147,10 @@ class FromHead(Policy):
         rhs: The right-hand side r: "ones" as in the paper, or "residual", each sample's ‖z_m‖² divided by their mean
             (the improved empirical Fisher): samples that are fitted already no longer get the longest steps.
         head: The name of the output layer; by default the one through which the model's output is reached.
+
+    Example:
+        >>> import torch, fngd
+        >>> optimizer = fngd.FNGD(torch.nn.Linear(4, 2), lr=0.1, policy=fngd.FromHead(rhs="residual"))
     """
 
     alpha: float = 0.005

@@ -76,7 +76,8 @@ class NaturalGradient:
                 the scale of the loss, a GradScaler's included.
             loss_reduction: How the loss adds up the samples, "mean" or "sum". It matters for λ only.
             batch_dim: The dimension of the model's inputs that counts the samples.
-            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed.
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 64 MiB by
+                default.
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
             exclude: Names of modules to leave alone, with everything below them.
@@ -99,8 +100,9 @@ class NaturalGradient:
         if isinstance(policy, FromHead):
             settings = _head_settings(policy, settings)
         inside = unwrapped(model)
-        self.model = model = inside.model
-        self.step_count = 0
+        model = inside.model
+        self.model: nn.Module = model
+        self.step_count: int = 0
         self.layers: list[Layer] = []
         self._run = Run(settings, policy, policy.derives(0))
         self._exclude = tuple(map(inside.bare, (exclude,) if isinstance(exclude, str) else exclude))
@@ -121,7 +123,7 @@ class NaturalGradient:
                 "why for each module; fngd.register_layer adds a kind; torch.optim.SGD trains it as it is"
             )
         attach_root(model, self._run)
-        self.attached = True
+        self.attached: bool = True
         """Whether gradients are preconditioned: until `detach`."""
         self.follow(optimizer)
 

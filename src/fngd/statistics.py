@@ -14,7 +14,17 @@ from fngd.coefficients import History
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What the derived batches said of one layer; each number is a mean over them."""
+    """What the derived batches said of one layer; each number is a mean over them.
+
+    Example:
+        >>> import torch, fngd
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = fngd.FNGD(model, lr=0.1, derive_steps=10)
+        >>> torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        >>> statistics = optimizer.statistics()[""]
+        >>> statistics.batches, statistics.skipped
+        (1, 0)
+    """
 
     coefficient_mean: float
     """Mean of c inside a batch."""

@@ -123,7 +123,7 @@ class Notes:
         Args:
             finish: What turns the uses, each with the label given to `Deriving`, into the parameters' gradients.
         """
-        self.finished = False
+        self.finished: bool = False
         """Whether the gradients have been asked for: uses that come later belong to another pass."""
         self._finish = finish
         self._uses: dict[int, tuple[Use, Any]] = {}

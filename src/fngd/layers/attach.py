@@ -70,6 +70,16 @@ def detach(model: nn.Module, run: Run | None = None) -> None:
     Args:
         model: The model.
         run: Only what belongs to this run; everything by default.
+
+    Example:
+        >>> import torch, fngd
+        >>> model = torch.nn.Linear(4, 2)
+        >>> natural = fngd.NaturalGradient(model, derive_steps=10)
+        >>> type(model) is torch.nn.Linear, isinstance(model, torch.nn.Linear)
+        (False, True)
+        >>> fngd.detach(model)
+        >>> type(model) is torch.nn.Linear
+        True
     """
     for module in model.modules():
         attachment: Attachment | None = module.__dict__.get(_KEY)

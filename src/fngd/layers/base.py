@@ -31,7 +31,19 @@ SMALL = 1 << 17
 
 
 class Layer:
-    """One preconditioned layer: the parameters that share a vector of coefficients, and these coefficients."""
+    """One preconditioned layer: the parameters that share a vector of coefficients, and these coefficients.
+
+    A rule, the function under `fngd.register_layer`, is handed one.
+
+    Example:
+        >>> import torch, fngd
+        >>> class Scaled(torch.nn.Linear):
+        ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ...         return torch.nn.functional.linear(2 * x, self.weight, self.bias)
+        >>> @fngd.register_layer(Scaled)
+        ... def scaled(module: Scaled, layer: fngd.Layer, x: torch.Tensor) -> torch.Tensor:
+        ...     return layer.linear(2 * x, module.weight, module.bias)
+    """
 
     def __init__(self, name: str, places: Sequence[Place], run: Run) -> None:
         """A layer that has seen no batch yet.
@@ -42,9 +54,9 @@ class Layer:
             run: What it shares with the other layers.
         """
         self.name = name
-        self.places = list(places)
+        self.places: list[Place] = list(places)
         self.run = run
-        self.history = History()
+        self.history: History = History()
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
         self._operations: dict[Hashable, Operation] = {}

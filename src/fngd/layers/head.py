@@ -50,8 +50,8 @@ class Head(Layer):
         self.rhs = rhs
         self.chosen: bool | None = None
         """Whether it is the head; None as long as nobody knows."""
-        self.used = False
-        self.objection = ""
+        self.used: bool = False
+        self.objection: str = ""
         """Why its use could not be a head's, noted down while it is not known to be one."""
 
     @property

@@ -10,12 +10,14 @@ A rule is the module's forward pass, written with `layer.linear` and `layer.conv
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
+"""A rule keeps its own type when it is registered."""
 
 
 class Kind(NamedTuple):
@@ -36,7 +38,7 @@ def register_layer(
     *,
     parameters: tuple[str, ...] = ("weight", "bias"),
     replaces: tuple[str, ...] = ("forward",),
-) -> Callable[[Rule], Rule]:
+) -> Callable[[R], R]:
     """Add a kind of layer: the decorated function becomes its forward pass.
 
     The rule is called as `rule(module, layer, *args, **kwargs)` in place of `module.forward(*args, **kwargs)` while
@@ -67,7 +69,7 @@ def register_layer(
     if not is_class and not (isinstance(kind, str) and "." in kind):
         raise TypeError(f"kind={kind!r} must be a torch.nn.Module class or the full dotted name of one")
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         _kinds[kind] = Kind(rule, parameters, replaces)
         return rule
 
