@@ -3,9 +3,10 @@
 import copy
 
 import torch
-from reference import alone, coefficients, damping
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+from reference import alone, coefficients, damping
 
 ALPHA, RATE, MOMENTUM = 0.01, 0.3, 0.9
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import ALPHA, LAYERS, MOMENTUM, RATE, batches, distance, network, trained
+from oracle import ALPHA, LAYERS, MOMENTUM, RATE, batches, network, trained
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
