@@ -70,6 +70,11 @@ class Operation(ABC):
     samples: Samples
     groups: int = field(default=1, kw_only=True)
 
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """A convolution's stride, padding, dilation and groups."""
+        return ()
+
     @abstractmethod
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
@@ -139,6 +144,10 @@ class Convolution(Operation):
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation, self.groups
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolve = CONVOLVE[len(self.stride)]

@@ -72,6 +72,16 @@ def scaled(parameter: Tensor, c: Tensor) -> Tensor:
     return parameter.detach().lerp(parameter, c.view(()))
 
 
+def cast_as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What torch's autocast does to the arguments of a product: float64 is left alone."""
+    dtype = torch.get_autocast_dtype(x.device.type)
+
+    def cast(t: Tensor) -> Tensor:
+        return t if t.dtype == torch.float64 else t.to(dtype)
+
+    return cast(x), cast(weight), None if bias is None else cast(bias)
+
+
 NO_BACKWARD = -1
 
 

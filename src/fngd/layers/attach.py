@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fngd.layers.base import Layer
+from fngd.layers.compiled import prepare
 from fngd.layers.registry import Rule
 from fngd.layers.run import Run
 
@@ -33,6 +34,14 @@ class Attachment:
     roots: list[Run] = field(default_factory=list)
     replaced: Callable[..., Any] | None = None
     """The forward that somebody put on the instance before us, if any."""
+    eagerly: Callable[..., Any] | None = None
+    """A root's forward pass that torch.compile keeps out of."""
+
+    @property
+    def as_root(self) -> Callable[..., Any]:
+        """A root's forward pass; whoever looks for something in what it returns needs torch's own nodes there."""
+        looked_at = any(run.look is not None for run in self.roots)
+        return self.eagerly if looked_at and self.eagerly is not None else _as_root
 
 
 def attach_layer(module: nn.Module, layer: Layer, rule: Rule) -> None:
@@ -57,8 +66,10 @@ def attach_layer(module: nn.Module, layer: Layer, rule: Rule) -> None:
 
 def attach_root(module: nn.Module, run: Run) -> None:
     """Let the module tell the run when a forward pass begins and how large its batch is."""
+    prepare()
     attachment = _attachment(module)
     attachment.roots.append(run)
+    attachment.eagerly = torch.compiler.disable(_as_root)
     if "forward" in vars(module) and attachment.replaced is None:
         attachment.replaced = vars(module)["forward"]
         vars(module)["forward"] = _around(attachment.replaced, attachment)
@@ -135,7 +146,7 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
         rule = attachment.rule if self.training else None
         if attachment.roots:
             compute = partial(base.forward, self) if rule is None else partial(rule, self, attachment.layer)
-            return _as_root(attachment, compute, *args, **kwargs)
+            return attachment.as_root(attachment, compute, *args, **kwargs)
         if rule is not None:
             return rule(self, attachment.layer, *args, **kwargs)
         return base.forward(self, *args, **kwargs)
@@ -163,7 +174,7 @@ def _around(replaced: Callable[..., Any], attachment: Attachment) -> Callable[..
     @wraps(replaced)
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            return _as_root(attachment, replaced, *args, **kwargs)
+            return attachment.as_root(attachment, replaced, *args, **kwargs)
         return replaced(*args, **kwargs)
 
     return forward

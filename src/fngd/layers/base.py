@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from fngd.coefficients import History
 from fngd.gram import gram_dtype
+from fngd.layers import compiled
 from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
 from fngd.layers.parts import Label, Part, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
-from fngd.weighted import Deriving, Join, Notes, Weighted, scaled
+from fngd.weighted import Deriving, Join, Notes, Weighted, cast_as_autocast, scaled
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
@@ -59,6 +60,11 @@ class Layer:
         self.history: History = History()
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
+        self.number = compiled.number(self)
+        """By which compiled graphs find the layer."""
+        self.place = ""
+        """Where the forward pass under way has used it while deriving: "eager", or in a "graph" of a part of it."""
+        run.layers.append(self)
         self._operations: dict[Hashable, Operation] = {}
         self._spread: dict[Operation, Tensor] = {}
         self._fits: int | None = None
@@ -98,7 +104,7 @@ class Layer:
         if batch is None:
             batch = self.run.recomputed_batch()
         key = (x.shape, batch, batch_dim)
-        operation = self._operations.get(key)
+        operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
             if not self.trainable:
                 return F.linear(x, weight, bias)
@@ -136,7 +142,7 @@ class Layer:
         if batch is None:
             batch = self.run.recomputed_batch()
         key = (x.shape, batch, stride, padding, dilation, groups)
-        operation = self._operations.get(key)
+        operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
             if x.dim() == weight.dim() - 1:
                 one = Convolution(Samples(0, 1), stride, padding, dilation, groups=groups)
@@ -150,12 +156,17 @@ class Layer:
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that returns weighted gradients."""
         if self.run.deriving:
+            if torch.compiler.is_dynamo_compiling():
+                return self._derive_in_graph(operation, x, weight, bias)
             return self._derive(operation, x, weight, bias)
         if not weight.requires_grad and (bias is None or not bias.requires_grad):
             return operation.forward(x, weight, bias)
-        c = self._spread.get(operation)
+        compiling = torch.compiler.is_dynamo_compiling()  # a graph looks nothing up: it would watch what it found
+        c = None if compiling else self._spread.get(operation)
         if c is None:
-            c = self._spread[operation] = self._coefficients(operation.samples, x)
+            c = self._coefficients(operation.samples, x)
+            if not compiling:
+                self._spread[operation] = c
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         if torch.is_autocast_enabled(x.device.type):
@@ -208,6 +219,20 @@ class Layer:
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
 
+    def _derive_in_graph(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same in a graph that torch.compile makes."""
+        if not weight.requires_grad and (bias is None or not bias.requires_grad):
+            return operation.forward(x, weight, bias)
+        if self.run.traced:
+            opened = self.run.open()
+            if self not in opened:
+                opened[self] = (compiled.join(self.number, *self.parameters), None)
+            token, _ = opened[self]
+        else:
+            self._claim("graph")
+            token = compiled.join(self.number, *self.parameters)
+        return compiled.use(compiled.static(operation), token, x, weight, bias)
+
     def _noted(self) -> tuple[Tensor, Notes]:
         """The token and the notes that all uses of the layer in this forward pass share."""
         opened = self.run.open()
@@ -220,11 +245,28 @@ class Layer:
                 stacklevel=2,
             )
         if token is None or notes is None or notes.finished:
+            self._claim("eager")
             parameters = self.parameters
             notes = Notes(partial(self.finish, parameters))
             token = Join.apply(notes, *parameters)  # type: ignore[no-untyped-call]
             opened[self] = (token, notes)
         return token, notes
+
+    def _claim(self, place: str) -> None:
+        """Note down where the forward pass under way uses the layer: in one graph, or in none.
+
+        Raises:
+            RuntimeError: If it is used in a compiled part of the model and somewhere else.
+        """
+        if not self.run.inside:
+            return
+        if self.place and "graph" in (place, self.place):
+            raise RuntimeError(
+                f"fngd: layer {self.name!r} is used in a compiled part of the model and once more outside of it, so "
+                "that no part sees all of its gradient: compile the whole model, or none of what uses the layer, or "
+                f"derive under torch.compiler.set_stance('force_eager'), or pass exclude=[{self.name!r}]"
+            )
+        self.place = place
 
     def _derived(self, uses: Uses) -> Derived:
         """What this batch says; its coefficients enter the history."""
@@ -241,6 +283,8 @@ class Layer:
 
     def _remember(self, key: Hashable, operation: Operation) -> Operation:
         """Keep what was found out about an input's shape: in Python, a look-up costs less than finding out again."""
+        if torch.compiler.is_dynamo_compiling():
+            return operation
         if len(self._operations) >= MOST_SHAPES:
             self._operations.clear()
             self._spread.clear()
@@ -286,13 +330,3 @@ class Layer:
     def misfit(self, message: str, _: Samples) -> Samples:
         """An input does not fit the batch: stop; the doctor goes on with what would have been taken otherwise."""
         raise RuntimeError(f"fngd: {message}")
-
-
-def cast_as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What torch's autocast does to the arguments of a product: float64 is left alone."""
-    dtype = torch.get_autocast_dtype(x.device.type)
-
-    def cast(t: Tensor) -> Tensor:
-        return t if t.dtype == torch.float64 else t.to(dtype)
-
-    return cast(x), cast(weight), None if bias is None else cast(bias)

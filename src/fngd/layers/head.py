@@ -20,13 +20,14 @@ from torch import Tensor
 
 from fngd.coefficients import coefficients, damping, measure
 from fngd.gram import Use
-from fngd.layers.base import Layer, cast_as_autocast
+from fngd.layers import compiled
+from fngd.layers.base import Layer
 from fngd.layers.derivation import layer_gram, scale_of
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
-from fngd.weighted import DOUBLE_BACKWARD
+from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast
 
 UNKNOWN = (
     "fngd: FromHead does not know the head yet: it is found in the first forward pass of the whole model, and layer "
@@ -82,6 +83,8 @@ class Head(Layer):
             self.run.used.add(self)
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = cast_as_autocast(x, weight, bias)
+        if torch.compiler.is_dynamo_compiling():
+            return scaling(self.number, compiled.static(operation), x, weight, bias)
         output: Tensor = Scaling.apply(operation, self, x, weight, bias)  # type: ignore[no-untyped-call]
         return output
 
@@ -177,6 +180,14 @@ class Scaling(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         z = ctx.head.scaled(Use(ctx.operation, x, z, weight), _label(weight, has_bias=ctx.has_bias))
         return None, None, *ctx.operation.backward(z, x, weight, ctx.needs_input_grad[2:])
+
+
+@compiled.in_graph
+def scaling(head: Tensor, operation: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same in a compiled graph, which knows the head by its number."""
+    node = compiled.Static(*operation).on(x), compiled.Judge(head)
+    output: Tensor = Scaling.apply(*node, x, weight, bias)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _label(weight: Tensor, *, has_bias: bool) -> Label:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Part(NamedTuple):
@@ -38,7 +38,7 @@ class Label(NamedTuple):
     bias: Part | None
 
 
-def part_of(t: Tensor, parameters: Sequence[nn.Parameter]) -> Part | None:
+def part_of(t: Tensor, parameters: Sequence[Tensor]) -> Part | None:
     """Which piece of which parameter a tensor is.
 
     Args:

@@ -18,6 +18,8 @@ from torch.nn.parameter import is_lazy
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 """A rule keeps its own type when it is registered."""
+COMPILED = "_orig_mod"
+"""Under this name torch.compile's wrapper holds the module it wraps."""
 
 
 class Kind(NamedTuple):
@@ -115,6 +117,16 @@ def parameters_at(places: Iterable[Place]) -> list[nn.Parameter]:
     return list(dict.fromkeys(parameter for place in places if (parameter := place.parameter) is not None))
 
 
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The model's modules by the names they have when nothing is wrapped by torch.compile."""
+    return {plain_name(name): module for name, module in model.named_modules()}
+
+
+def plain_name(name: str) -> str:
+    """A module's or a parameter's name without the part that torch.compile's wrapper adds."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
 def survey(model: nn.Module, exclude: Collection[str] = ()) -> list[Finding]:
     """Every module with parameters of its own, in the model's order.
 
@@ -128,8 +140,8 @@ def survey(model: nn.Module, exclude: Collection[str] = ()) -> list[Finding]:
     Raises:
         ValueError: If a name in `exclude` is not in the model.
     """
-    modules = dict(model.named_modules())
-    exclude = (exclude,) if isinstance(exclude, str) else exclude
+    modules = named_modules(model)
+    exclude = [plain_name(name) for name in ((exclude,) if isinstance(exclude, str) else exclude)]
     for name in exclude:
         if name not in modules:
             raise ValueError(f"exclude={name!r} names no module of the model; names are those of model.named_modules()")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fngd.policies import Policy
@@ -20,8 +21,8 @@ from fngd.scratch import Scratch
 from fngd.settings import Settings
 from fngd.weighted import NO_BACKWARD, Notes, current_backward
 
-Open = dict[object, tuple[Tensor, Notes]]
-"""Layers used in a pass, each with the token its parameters hang on and the notes on its uses."""
+Open = dict[object, tuple[Tensor, Notes | None]]
+"""Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""
 
 
 @dataclass
@@ -42,6 +43,10 @@ class Run:
     """Whether a forward pass or a training step of the model has begun since the last optimizer step."""
     used: set[object] | None = None
     """Heads that the forward pass under way has used; None outside of one."""
+    traced: bool = False
+    """Whether torch.compile makes a graph of the whole forward pass under way."""
+    layers: list[Any] = field(default_factory=list)
+    """All layers of the model."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
@@ -63,6 +68,14 @@ class Run:
         self.batch = self._latest = batch_size((*args, kwargs), self.settings.batch_dim)
         if self.deriving:
             self._open, self.used = {}, set()
+            self.traced = torch.compiler.is_dynamo_compiling()
+            for layer in () if self.traced else self.layers:
+                layer.place = ""
+
+    @property
+    def inside(self) -> bool:
+        """Whether a forward pass or a training step of the model is under way."""
+        return self._depth > 0 or self._stepping
 
     @contextmanager
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -80,7 +93,7 @@ class Run:
         try:
             yield
         finally:
-            self._stepping = False
+            self._stepping = self.traced = False
             self.batch = self._step_batch = self.used = None
 
     def show(self, output: Any) -> None:
@@ -93,6 +106,8 @@ class Run:
         self._depth -= 1
         if self._depth == 0:
             self.batch, self.used = self._step_batch, None
+            if self.traced:  # nobody outside of the graph may see its tokens
+                self._open, self.traced = {}, False
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
@@ -102,6 +117,8 @@ class Run:
 
     def recomputed_batch(self) -> int | None:
         """Samples in the batch of a part that is run again during a backward pass; None outside of one."""
+        if self._latest is None:
+            return None
         return self._latest if current_backward() != NO_BACKWARD else None
 
     def open(self) -> Open:

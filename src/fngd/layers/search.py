@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fngd.layers.attach import attach_layer, detach_layer
 from fngd.layers.head import Head
-from fngd.layers.registry import Finding, survey
+from fngd.layers.registry import Finding, named_modules, plain_name, survey
 from fngd.layers.run import Run
 from fngd.policies import FromHead
 
@@ -160,7 +160,7 @@ def reached(output: Any, model: nn.Module, heads: Collection[Head]) -> Reached:
     Returns:
         What was met.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     met: set[Head] = set()
     above: set[str] = set()
     hidden = False
@@ -203,7 +203,7 @@ def _named(model: nn.Module, name: str, findings: Collection[Finding], could_be:
     if name in could_be:
         return could_be[name]
     names = _listed(list(reversed(could_be))) or "none"
-    if name not in dict(model.named_modules()):
+    if name not in named_modules(model):
         raise ValueError(
             f"head={name!r} names no module of the model; names are those of model.named_modules(), and these could be "
             f"the head: {names}"
