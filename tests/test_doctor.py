@@ -103,6 +103,11 @@ def test_tied_weights_and_folded_samples_are_warned_of():
     assert "'head' sees 15 rows for a batch of 3: read as 5 rows a sample" in text
 
 
+def test_a_tie_of_frozen_modules_is_not_warned_of():
+    model = Head().requires_grad_(requires_grad=False)
+    assert not any("share" in warning for warning in fngd.doctor(model, torch.randint(7, (3, 5))).warnings)
+
+
 def test_a_wrong_batch_dimension_is_warned_of():
     model = nn.TransformerEncoderLayer(4, 2, 8)
     text = str(fngd.doctor(model, torch.randn(5, 3, 4)))

@@ -201,11 +201,12 @@ def _two(remarks: Sequence[str], more: str) -> list[str]:
 
 
 def _ties(findings: Sequence[Finding]) -> list[str]:
-    """A warning for each parameter that a weighted module shares with others."""
+    """A warning for each trained parameter that a weighted module shares with others."""
     owners: dict[nn.Parameter, list[Finding]] = {}
     for finding in findings:
         for parameter in finding.module.parameters(recurse=False):
-            owners.setdefault(parameter, []).append(finding)
+            if parameter.requires_grad:
+                owners.setdefault(parameter, []).append(finding)
     return [_tie(tied) for tied in owners.values() if len(tied) > 1 and any(finding.kind for finding in tied)]
 
 
