@@ -104,11 +104,11 @@ def shape_of(uses: Sequence[Use]) -> Shape:
 
 
 def _scaled(uses: Sequence[Use], scale: Tensor, scratch: Scratch) -> list[Use]:
-    """The uses with z / scale, which is exact since the scale is a power of two."""
+    """The uses with z / scale: exact, since the scale is a power of two and float32 has room for half precision."""
+    sent = [use.z.to(gram_dtype(use.z.dtype)) for use in uses]
     if len(uses) > 1:
-        return [use._replace(z=(use.z / scale).to(use.z.dtype)) for use in uses]
-    z = uses[0].z
-    return [uses[0]._replace(z=torch.div(z, scale, out=scratch.like(z)))]
+        return [use._replace(z=z / scale) for use, z in zip(uses, sent, strict=True)]
+    return [uses[0]._replace(z=torch.div(sent[0], scale, out=scratch.like(sent[0])))]
 
 
 def pairwise(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:
@@ -173,7 +173,7 @@ def materialised(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:
     """K of a bias from its per-sample gradients (M, d_out)."""
-    rows = rows.to(gram_dtype(rows.dtype)) / scale
+    rows = rows / scale
     return rows @ rows.T
 
 

@@ -94,6 +94,11 @@ class FNGD(torch.optim.SGD):
                 "parameters or groups, if any, after it"
             )
         _check_update(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
+        if fused and any(_fused_loses(parameter) for parameter in model.parameters()):
+            raise ValueError(
+                f"fused={fused!r} does not go with parameters of half precision on a CPU: torch's kernel leaves most "
+                "of them as they were. Leave it out"
+            )
         super().__init__(
             model.parameters() if params is None else params,
             lr=lr,
@@ -104,6 +109,9 @@ class FNGD(torch.optim.SGD):
             maximize=maximize,
             fused=_can_fuse(model) if fused is None else fused,
         )
+        # A GradScaler would leave a step that overflows to torch's fused kernel, and if that is the first step, its
+        # momentum buffer stays memory that nobody filled. Without this it skips the step, as for most optimizers.
+        self._step_supports_amp_scaling = False
         self.preconditioner: NaturalGradient = NaturalGradient(
             model,
             self,
@@ -236,4 +244,12 @@ def _can_fuse(model: nn.Module) -> bool:
     sparse = any(getattr(module, "sparse", False) for module in model.modules())
     parameters = list(model.parameters())
     usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps", "xpu") for p in parameters)
-    return usual and not sparse
+    return usual and not sparse and not any(_fused_loses(p) for p in parameters)
+
+
+def _fused_loses(parameter: Tensor) -> bool:
+    """Whether torch's fused SGD leaves most of a parameter as it was: github.com/pytorch/pytorch/issues/191763.
+
+    True of every torch up to 2.13; this may go when no such torch is supported.
+    """
+    return parameter.device.type == "cpu" and parameter.dtype in (torch.bfloat16, torch.float16)

@@ -287,6 +287,8 @@ class NaturalGradient:
         self._run.end()
         if self._search is not None:
             self._search.tidy()
+        if derived and bool(getattr(optimizer, "found_inf", False)):
+            return  # a GradScaler has told a fused optimizer to change nothing
         if derived and not self._run.policy.derives(step) and self._ranks.several:
             self._average()
         self._start(step)
@@ -318,7 +320,7 @@ class NaturalGradient:
                 f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first (or a damping so small that "
                 "their Gram matrix cannot be factorised, or a head's residuals so uneven that its coefficients have a "
                 "mean near zero): such a batch takes the plain gradient and does not enter the shared coefficients. "
-                "Said once; statistics() counts them",
+                "A GradScaler skips its step, as it should. Said once; statistics() counts them",
                 stacklevel=2,
             )
 
