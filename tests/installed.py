@@ -5,13 +5,14 @@ more. So versions are those of `constraints.txt`, and a package that the library
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import venv
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "records", "src", "tests", "tools")
@@ -57,8 +58,9 @@ def _with_needs(name, seen=None) -> list[Distribution]:
     if name.lower() not in seen:
         seen[name.lower()] = found = distribution(name)
         for need in found.requires or ():
-            if ";" not in need:
-                _with_needs(re.split(r"[^\w.-]", need)[0], seen)
+            asked = Requirement(need)
+            if asked.marker is None or asked.marker.evaluate({"extra": ""}):
+                _with_needs(asked.name, seen)
     return list(seen.values())
 
 

@@ -5,11 +5,14 @@ griffe reads the source without running it; here is only how a name looks on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import griffe
 
+Item = Any
+"""A class, a function or a member as griffe has read it; its own types are wider than what is public here."""
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 CHAPTERS = {
@@ -41,8 +44,8 @@ def reference() -> str:
     Raises:
         ValueError: If a public name is in no chapter, or a chapter names one that is not public.
     """
-    package = griffe.load("fngd", search_paths=[str(ROOT / "src")], docstring_parser="google")
-    public, listed = set(package.exports or ()), {name for names in CHAPTERS.values() for name in names}
+    package: Item = griffe.load("fngd", search_paths=[str(ROOT / "src")], docstring_parser="google")
+    public, listed = set(package.exports), {name for names in CHAPTERS.values() for name in names}
     if public != listed:
         raise ValueError(f"CHAPTERS in {Path(__file__).name} and fngd.__all__ differ in {sorted(public ^ listed)}")
     lines = [HEADER]
@@ -53,13 +56,13 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _found(package: griffe.Module, name: str) -> griffe.Class | griffe.Function:
+def _found(package: Item, name: str) -> Item:
     """What a public name stands for; `doctor` is a function, and the file that holds it."""
     item = package[name]
     return item[name] if item.is_module else item.final_target
 
 
-def _entry(item: griffe.Class | griffe.Function) -> Iterator[str]:
+def _entry(item: Item) -> Iterator[str]:
     """A public name: heading, signature, text, and the members of a class."""
     yield from ("", f"### `fngd.{item.name}`")
     if not item.is_class:
@@ -73,7 +76,7 @@ def _entry(item: griffe.Class | griffe.Function) -> Iterator[str]:
     yield from _members(item)
 
 
-def _members(item: griffe.Class) -> Iterator[str]:
+def _members(item: Item) -> Iterator[str]:
     """Attributes and properties first, then methods, in the order of the source; not what a base class has shown."""
     shown_before = {name for base in item.mro() for name in base.members}
     names = MEMBERS.get(item.name, [name for name in item.members if not name.startswith("_")])
@@ -88,7 +91,7 @@ def _members(item: griffe.Class) -> Iterator[str]:
         yield from _text(member)
 
 
-def _signature(name: str, parameters: Sequence[griffe.Parameter], returns: object) -> Iterator[str]:
+def _signature(name: str, parameters: Iterable[griffe.Parameter], returns: object) -> Iterator[str]:
     """As it is written in Python, on one line or with a line for each argument."""
     words = list(_arguments(parameters))
     arrow = "" if returns is None or str(returns) == "None" else f" -> {returns}"
@@ -98,7 +101,7 @@ def _signature(name: str, parameters: Sequence[griffe.Parameter], returns: objec
     yield from ("", "```python", line, "```")
 
 
-def _arguments(parameters: Sequence[griffe.Parameter]) -> Iterator[str]:
+def _arguments(parameters: Iterable[griffe.Parameter]) -> Iterator[str]:
     """Each argument with its type and default, and the star before those that need their name."""
     starred = False
     for parameter in parameters:
@@ -106,12 +109,12 @@ def _arguments(parameters: Sequence[griffe.Parameter]) -> Iterator[str]:
         if kind is griffe.ParameterKind.keyword_only and not starred:
             yield "*"
         starred = starred or kind in {griffe.ParameterKind.keyword_only, griffe.ParameterKind.var_positional}
-        star = STARS.get(kind, "")
+        star = "" if kind is None else STARS.get(kind, "")
         default = "" if parameter.default is None or star else f" = {parameter.default}"
         yield f"{star}{parameter.name}: {parameter.annotation}{default}"
 
 
-def _text(*items: griffe.Object | None) -> Iterator[str]:
+def _text(*items: Item) -> Iterator[str]:
     """The sections of docstrings, those of the second after the first's, with examples at the end."""
     docstrings = [item.docstring for item in items if item is not None and item.docstring is not None]
     sections = [section for docstring in docstrings for section in docstring.parsed]
