@@ -105,8 +105,12 @@ def test_pyright_knows_all_types_from_outside(environment, tmp_path):
 
 def test_every_public_symbol_has_a_known_type(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(environment), prepend=":")
-    said = installed.run(*_pyright("--verifytypes", "fngd", "--ignoreexternal"), cwd=tmp_path)
-    assert "Type completeness score: 100%" in said
+    report = json.loads(
+        installed.run(*_pyright("--verifytypes", "fngd", "--ignoreexternal", "--outputjson"), cwd=tmp_path)
+    )
+    unknown = [symbol for symbol in report["typeCompleteness"]["symbols"] if not symbol["isTypeKnown"]]
+    assert unknown == []
+    assert report["typeCompleteness"]["completenessScore"] == 1
 
 
 def _pyright(*words):

@@ -60,9 +60,9 @@ class Layer:
         self.history: History = History()
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
-        self.number = compiled.number(self)
+        self.number: Tensor = compiled.number(self)
         """By which compiled graphs find the layer."""
-        self.place = ""
+        self.place: str = ""
         """Where the forward pass under way has used it while deriving: "eager", or in a "graph" of a part of it."""
         run.layers.append(self)
         self._operations: dict[Hashable, Operation] = {}
