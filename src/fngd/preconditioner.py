@@ -261,6 +261,11 @@ class NaturalGradient:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to the copied model, if the original was attached to its own."""
+        if "_modules" not in vars(state["model"]):
+            raise TypeError(
+                f"{type(state['model']).__name__} holds its own optimizer: a copy or pickle of the one would need the "
+                "other's first. Keep the optimizer outside of the model; in Lightning, self.optimizers() finds it"
+            )
         state = dict(state)
         held, (settings, policy), progress = (state.pop(key) for key in ("held", "run", "state"))
         vars(self).update(state, layers=[], step_count=0, _hook=None)
