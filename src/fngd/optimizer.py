@@ -17,6 +17,9 @@ from fngd.policies import Policy
 from fngd.preconditioner import NaturalGradient
 from fngd.statistics import LayerStatistics
 
+ENTRY = "natural_gradient"
+"""The name of the preconditioner's part in a state."""
+
 
 class FNGD(torch.optim.SGD):
     """Fast natural gradient descent: SGD with momentum on the natural gradient, at SGD's price after the first epoch.
@@ -183,11 +186,17 @@ class FNGD(torch.optim.SGD):
         return sparse
 
     def state_dict(self) -> dict[str, Any]:
-        """Torch's state with the preconditioner's beside it, under "natural_gradient"."""
-        return {**super().state_dict(), "natural_gradient": self.preconditioner.state_dict()}
+        """Torch's state with the preconditioner's beside it, under "natural_gradient".
+
+        It is also in the first group, since torch.distributed.checkpoint carries states and groups and nothing beside
+        them: in a tuple, which it takes as one piece, whatever has been derived by then.
+        """
+        state, own = super().state_dict(), self.preconditioner.state_dict()
+        state["param_groups"][0][ENTRY] = (own,)
+        return {**state, ENTRY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Go on where `state_dict` was taken; which of torch's kernels makes the update stays as it is here.
 
         Args:
             state_dict: What `state_dict` returned.
@@ -195,13 +204,19 @@ class FNGD(torch.optim.SGD):
         Raises:
             ValueError: If it was saved by another optimizer or for another model.
         """
-        if "natural_gradient" not in state_dict:
+        own = state_dict.get(ENTRY) or next((g[ENTRY][0] for g in state_dict["param_groups"] if ENTRY in g), None)
+        if own is None:
             raise ValueError(
-                "the state has no entry 'natural_gradient': it was not saved by FNGD. To start from a checkpoint of "
+                f"the state has no entry {ENTRY!r}: it was not saved by FNGD, or something has dropped it (such as "
+                "torch.distributed.checkpoint with flatten_optimizer_state_dict=True). To start from a checkpoint of "
                 "torch.optim.SGD, load it into a torch.optim.SGD, or start FNGD without optimizer state"
             )
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "natural_gradient"})
-        self.preconditioner.load_state_dict(state_dict["natural_gradient"])
+        kernels = [group["fused"] for group in self.param_groups]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != ENTRY})
+        for group, fused in zip(self.param_groups, kernels, strict=True):
+            group.pop(ENTRY, None)
+            group["fused"] = fused
+        self.preconditioner.load_state_dict(own)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles are made of: torch's, and the preconditioner with its model."""
@@ -240,11 +255,14 @@ def _check_update(
 
 
 def _can_fuse(model: nn.Module) -> bool:
-    """Whether torch's fused SGD takes every parameter: it knows no sparse gradients and only some devices."""
+    """Whether torch's fused SGD takes every parameter: no sparse gradients, no DTensor, and only some devices."""
     sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    parameters = list(model.parameters())
-    usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps", "xpu") for p in parameters)
-    return usual and not sparse and not any(_fused_loses(p) for p in parameters)
+    return not sparse and all(_is_usual(p) and not _fused_loses(p) for p in model.parameters())
+
+
+def _is_usual(parameter: Tensor) -> bool:
+    usual = type(parameter) is nn.Parameter and parameter.is_floating_point()
+    return usual and parameter.device.type in ("cpu", "cuda", "mps", "xpu")
 
 
 def _fused_loses(parameter: Tensor) -> bool:

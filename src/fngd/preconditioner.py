@@ -189,6 +189,16 @@ class NaturalGradient:
         """What the derived batches said, by layer name; layers that have derived nothing are left out."""
         return {layer.name: statistics_of(layer.history) for layer in self.layers if layer.history.mean is not None}
 
+    def average(self) -> None:
+        """Make every rank's coefficients and statistics their mean over the ranks; all ranks must call it together.
+
+        It is done by itself when deriving ends. Do it before a checkpoint that is saved earlier by one rank for all.
+        """
+        if self.layers and self._ranks.several:
+            known = (layer.history.mean.device for layer in self.layers if layer.history.mean is not None)
+            device = next(known, self.layers[0].parameters[0].device)
+            self._ranks.average({layer.name: layer.history for layer in self.layers}, device)
+
     def watch(self, watcher: Callable[[str, Tensor], None] | None) -> None:
         """Look at the Gram matrices as they are derived.
 
@@ -289,22 +299,28 @@ class NaturalGradient:
         if not self._run.entered and _sets_up(optimizer):
             return
         derived, step = self._run.deriving, self.step_count + 1
+        if derived and self._search is None:
+            self._check_held(optimizer)
         self._run.end()
         if self._search is not None:
             self._search.tidy()
         if derived and bool(getattr(optimizer, "found_inf", False)):
             return  # a GradScaler has told a fused optimizer to change nothing
-        if derived and not self._run.policy.derives(step) and self._ranks.several:
-            self._average()
+        if derived and not self._run.policy.derives(step):
+            self.average()
         self._start(step)
         if derived:
             self._warn_of_skipped()
 
-    def _average(self) -> None:
-        """Deriving ends: let all ranks have the same coefficients."""
-        known = (layer.history.mean.device for layer in self.layers if layer.history.mean is not None)
-        device = next(known, self.layers[0].parameters[0].device)
-        self._ranks.average({layer.name: layer.history for layer in self.layers}, device)
+    def _check_held(self, optimizer: Optimizer) -> None:
+        """Parameters may have been exchanged since the optimizer was made, which then trains nothing."""
+        held = set(map(id, _parameters(optimizer)))
+        if not any(id(parameter) in held for layer in self.layers for parameter in layer.parameters):
+            raise RuntimeError(
+                f"fngd: {type(optimizer).__name__} holds none of the parameters that layer {self.layers[0].name!r} and "
+                "the others have now: they were exchanged after it was made, as fully_shard does. Make the optimizer "
+                "after that, as any torch optimizer"
+            )
 
     def _start(self, step: int) -> None:
         """Get ready for step number `step`."""

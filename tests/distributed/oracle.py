@@ -52,7 +52,7 @@ def batches(steps, ranks, sizes=None, micros=1):
 
 
 def trained(model, data, derive_steps):
-    """The model after these batches, and c̃ of each layer.
+    """The model after these batches, and c̃ of each layer; a step whose gradient is not finite is not taken.
 
     Each rank weights its own samples, gradients are averaged over ranks and added up over micro-batches. c̃ is the mean
     over all ranks and steps, of the longest batches.
@@ -62,18 +62,23 @@ def trained(model, data, derive_steps):
     derived = {name: [] for name in LAYERS}
     shared = None
     buffers = {}
-    for step, ranks in enumerate(data):
-        if step == derive_steps:
+    taken = 0
+    for ranks in data:
+        if taken == derive_steps and shared is None:
             shared = {name: _longest(found) for name, found in derived.items()}
         sums = {p: torch.zeros_like(p) for parameters in layers.values() for p in parameters}
         for x, y in [one for micros in ranks for one in micros]:
             for name, parameters in layers.items():
                 U = alone(model, cross_entropy, [x], y, parameters)
-                c = coefficients(U, damping(U, ALPHA)) if shared is None else _fitted(shared[name], len(x))
-                derived[name].append(c)
+                if U.isfinite().all():
+                    c = coefficients(U, damping(U, ALPHA)) if shared is None else _fitted(shared[name], len(x))
+                    derived[name].append(c)
                 pieces = (U @ c / len(x) / len(ranks)).split([p.numel() for p in parameters])
                 for p, piece in zip(parameters, pieces, strict=True):
                     sums[p] += piece.view_as(p)
+        if not all(g.isfinite().all() for g in sums.values()):
+            continue
+        taken += 1
         for p, g in sums.items():
             buffers[p] = MOMENTUM * buffers[p] + g if p in buffers else g
             p.data -= RATE * buffers[p]
@@ -87,9 +92,3 @@ def _longest(found):
 
 def _fitted(c, M):
     return c[:M] * (c.mean() / c[:M].mean())
-
-
-def distance(model, expected):
-    """The largest difference between two models' parameters."""
-    pairs = zip(model.parameters(), expected.parameters(), strict=True)
-    return max((p.detach() - q.detach()).abs().max().item() for p, q in pairs)

@@ -1,5 +1,7 @@
 """DistributedDataParallel: each rank weights its own samples, then the usual all-reduce."""
 
+import warnings
+
 import pytest
 import torch
 from oracle import ALPHA, LAYERS, MOMENTUM, RATE, batches, network, trained
@@ -34,13 +36,16 @@ def train(ddp, optimizer, data, rank):
             for earlier, labels in first:
                 cross_entropy(ddp(earlier), labels).backward()
         cross_entropy(ddp(x), y).backward()
-        optimizer.step()
+        if all(p.grad is None or p.grad.isfinite().all() for p in ddp.parameters()):
+            optimizer.step()
 
 
 def ddp_training(rank, order, data, spare, options):
     model = network(spare=spare)
     ddp, optimizer = wrapped(model, order, **options)
-    train(ddp, optimizer, data, rank)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fngd: NaN or Inf")
+        train(ddp, optimizer, data, rank)
     return [p.detach() for p in model.parameters()], optimizer.coefficients, optimizer.state_dict()
 
 
@@ -57,9 +62,52 @@ def check(processes, ranks, order="wrapped first", data=None, spare=False, **opt
             assert torch.equal(c, answers[0][1][name])
             history, first = (s["natural_gradient"]["layers"][name] for s in (state, answers[0][2]))
             assert all(torch.equal(history[key], first[key]) for key in history)
+    return answers
 
 
 @pytest.mark.parametrize("order", ["wrapped first", "attached first"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_training_on_several_ranks_is_the_mean_of_each_ranks_weighted_gradient(processes, ranks, order):
     check(processes, ranks, order)
+
+
+OPTIONS = {
+    "static graph": {"static_graph": True},
+    "gradients as views of buckets": {"gradient_as_bucket_view": True},
+    "one bucket a parameter": {"bucket_cap_mb": 1e-6},
+    "no unused parameters, but looked for": {"find_unused_parameters": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_options_of_ddp_change_nothing(processes, name):
+    check(processes, 2, **OPTIONS[name])
+
+
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_a_layer_that_is_never_used_is_left_alone(processes, option):
+    check(processes, 2, spare=True, **{option: True})
+
+
+def test_micro_batches_without_synchronisation_are_weighted_each_by_its_own(processes):
+    check(processes, 2, data=batches(STEPS, 2, micros=2))
+
+
+@pytest.mark.parametrize("order", ["wrapped first", "attached first"])
+def test_ranks_may_have_batches_of_different_sizes_and_the_longest_coefficients_win(processes, order):
+    check(processes, 2, order, data=batches(STEPS, 2, sizes=[4, 3]))
+
+
+def test_a_short_last_batch_on_some_ranks_is_measured_but_not_shared(processes):
+    data = batches(STEPS, 2)
+    data[DERIVE - 1] = batches(STEPS, 2, sizes=[2, 4])[DERIVE - 1]
+    data[STEPS - 1] = batches(STEPS, 2, sizes=[4, 1])[STEPS - 1]
+    check(processes, 2, data=data)
+
+
+def test_a_batch_that_is_not_finite_on_one_rank_enters_no_rank_and_is_counted_on_all(processes):
+    data = batches(STEPS + 1, 2)
+    data[1][1][0][0][0] = float("nan")
+    for _, _, state in check(processes, 2, data=data):
+        assert state["natural_gradient"]["step"] == STEPS
+        assert all(state["natural_gradient"]["layers"][name]["skipped"] == 0.5 for name in LAYERS)

@@ -162,9 +162,14 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
             function, args = copyreg._reconstructor, (base, object, None)  # type: ignore[attr-defined]
         return function, args, *rest
 
+    def new(cls: type[nn.Module], *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+        return base(*args, **kwargs)
+
     members = {"forward": forward, "__reduce_ex__": reduce, "_fngd_base": base, "__module__": base.__module__}
     if callable(training_step := getattr(base, "training_step", None)):
         members["training_step"] = _as_step(training_step)
+    if base.__new__ is not object.__new__:
+        members["__new__"] = new  # FSDP's looks for the original class at a fixed place among the bases, as slices do
     return type(base.__name__, (base,), members)
 
 

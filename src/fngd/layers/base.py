@@ -19,7 +19,7 @@ from fngd.coefficients import History
 from fngd.gram import gram_dtype
 from fngd.layers import compiled
 from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
-from fngd.layers.parts import Label, Part, part_of
+from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples
@@ -108,6 +108,7 @@ class Layer:
         if operation is None:
             if not self.trainable:
                 return F.linear(x, weight, bias)
+            check_whole(weight, self.name)
             if x.dim() == 1:
                 return self.linear(x.unsqueeze(0), weight, bias, 0, batch=1).squeeze(0)
             batch_dim = self.run.settings.batch_dim if batch_dim is None else batch_dim
@@ -144,6 +145,7 @@ class Layer:
         key = (x.shape, batch, stride, padding, dilation, groups)
         operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
+            check_whole(weight, self.name)
             if x.dim() == weight.dim() - 1:
                 one = Convolution(Samples(0, 1), stride, padding, dilation, groups=groups)
                 return self.apply(one, x.unsqueeze(0), weight, bias).squeeze(0)

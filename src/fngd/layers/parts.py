@@ -58,6 +58,30 @@ def part_of(t: Tensor, parameters: Sequence[Tensor]) -> Part | None:
     raise LookupError(f"a tensor of shape {tuple(t.shape)} is neither one of the parameters nor a view of one")
 
 
+def check_whole(weight: Tensor, name: str) -> None:
+    """Refuse a weight of which this process has only a piece, in the forward pass itself.
+
+    FSDP2 has gathered it by then; tensor parallelism never does.
+
+    Args:
+        weight: What a rule passes.
+        name: The layer's name.
+
+    Raises:
+        RuntimeError: If it is a DTensor.
+    """
+    if type(weight) in (nn.Parameter, Tensor):
+        return
+    from torch.distributed.tensor import DTensor  # takes a while, and is not needed before there is one
+
+    if isinstance(weight, DTensor):
+        raise RuntimeError(
+            f"fngd: the weight of layer {name!r} is spread over processes by tensor parallelism (placements "
+            f"{weight.placements} on {weight.device_mesh}), so that none of them has a sample's whole gradient, which "
+            f"is not supported: pass exclude=[{name!r}], and the layer takes the plain gradient"
+        )
+
+
 def overlapping(parts: Sequence[Part]) -> bool:
     """Whether different parts share elements: then their Gram matrices do not simply add up."""
     return any(first.overlaps(second) for first, second in combinations(parts, 2))
