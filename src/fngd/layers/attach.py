@@ -162,15 +162,18 @@ def _attached(base: type[nn.Module]) -> type[nn.Module]:
             function, args = copyreg._reconstructor, (base, object, None)  # type: ignore[attr-defined]
         return function, args, *rest
 
-    def new(cls: type[nn.Module], *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        return base(*args, **kwargs)
-
     members = {"forward": forward, "__reduce_ex__": reduce, "_fngd_base": base, "__module__": base.__module__}
+    return type(base.__name__, (base,), {**members, **_more_members(base)})
+
+
+def _more_members(base: type[nn.Module]) -> dict[str, Any]:
+    """What only some classes need in the subclass."""
+    members: dict[str, Any] = {}
     if callable(training_step := getattr(base, "training_step", None)):
         members["training_step"] = _as_step(training_step)
-    if base.__new__ is not object.__new__:
-        members["__new__"] = new  # FSDP's looks for the original class at a fixed place among the bases, as slices do
-    return type(base.__name__, (base,), members)
+    if base.__new__ is not object.__new__:  # FSDP's counts the bases to find the original class, of which slices are
+        members["__new__"] = lambda _, *args, **kwargs: base(*args, **kwargs)
+    return members
 
 
 def _around(replaced: Callable[..., Any], attachment: Attachment) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Part(NamedTuple):
