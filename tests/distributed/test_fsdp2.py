@@ -1,6 +1,5 @@
 """fully_shard: parameters are DTensors outside of a forward pass and plain tensors inside of one."""
 
-
 import pytest
 import torch
 from oracle import ALPHA, LAYERS, MOMENTUM, RATE, Network, batches, network, trained
