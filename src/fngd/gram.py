@@ -4,26 +4,30 @@ With x (M, G, T, d_in) and z (M, G, T, d_out) in canonical form, u_m = Σ_t z_mt
 
     pairwise       K_mn = Σ_{s,t} (x_ms · x_nt) (z_ms · z_nt)
     pixels         the same, with x_ms · x_nt as a sum of inner products of pixels
-    kernel         U_m by torch's own convolution, K = U Uᵀ
     materialised   U_m = z_mᵀ x_m, K = U Uᵀ
+    kernel         the same, with U_m from torch's own convolution
 
-`planner` chooses; z comes to the routes divided by a power of two near its largest entry. Each works in blocks, so that
-no more than a budget of scratch memory is held: pairwise in blocks of samples (rows of K), the last two in blocks of
-features, over which K adds up.
+`planner` chooses. Gradients are divided by a power of two near their largest entry, in a pass that is made anyway. K is
+symmetric: each route computes little more than half of it. Each works in blocks, so that no more than a budget of
+scratch memory is held: the first two in blocks of rows, the last two in blocks of features, over which K adds up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fngd.operations import Convolution, Operation
-from fngd.planner import BUDGET, Plan, Shape, plan
+from fngd.operations import Convolution, Operation, divided, gram_dtype
+from fngd.planner import BUDGET, Plan, Shape, plan, rows_at_once
 from fngd.scratch import Scratch
+
+CHUNK = 4096
+"""Entries of u_m that a core multiplies at once: all samples' fit its cache."""
 
 
 class Use(NamedTuple):
@@ -34,15 +38,15 @@ class Use(NamedTuple):
     z: Tensor
     weight: Tensor
 
-    def inputs(self, features: slice, scratch: Scratch) -> Tensor:
-        """Some features of X in canonical form and in the dtype of the Gram matrix."""
-        x = self.operation.inputs(self.x, self.weight, features, scratch)
-        return x.to(gram_dtype(x.dtype))
+    def inputs(self, scratch: Scratch) -> Tensor:
+        """X in canonical form and in the dtype of the Gram matrix."""
+        readable = self.operation.readable(self.x, None, scratch)
+        return self.operation.inputs(readable, self.weight, slice(0, self.weight[0].numel()), scratch)
 
-    def outputs(self) -> Tensor:
-        """Z in canonical form and in the dtype of the Gram matrix."""
+    def outputs(self, scale: Tensor, scratch: Scratch) -> Tensor:
+        """Z / scale in canonical form and in the dtype of the Gram matrix."""
         z = self.operation.outputs(self.z)
-        return z.to(gram_dtype(z.dtype))
+        return divided(z, scale, scratch.take("sent", z.shape, gram_dtype(z.dtype), z.device))
 
 
 class Gram(NamedTuple):
@@ -50,13 +54,8 @@ class Gram(NamedTuple):
 
     K: Tensor
     """UᵀU / scale², (M, M)."""
-    U: Tensor | None
-    """The samples' gradients / scale, (M, entries of the weight), if all of them are at hand; valid until the next."""
-
-
-def gram_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays float64; everything else is summed in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    weigh: Callable[[Tensor], Tensor] | None = None
+    """Σ_m c_m u_m / scale as a function of c, if all of U is at hand; valid until the next Gram matrix."""
 
 
 def gram(uses: Sequence[Use], scale: Tensor, scratch: Scratch, budget: int = BUDGET, route: str | None = None) -> Gram:
@@ -64,7 +63,7 @@ def gram(uses: Sequence[Use], scale: Tensor, scratch: Scratch, budget: int = BUD
 
     Args:
         uses: The uses of the weight, all on the same M samples.
-        scale: A number near the largest |z|; dividing by it keeps products of tiny or huge gradients in range.
+        scale: A power of two near the largest |z|; dividing by it keeps products of tiny or huge gradients in range.
         scratch: Where intermediate results are put.
         budget: Bytes of scratch memory to hold at most, as far as blocks of one allow.
         route: Take this route where it is possible, in place of the planner's.
@@ -72,8 +71,9 @@ def gram(uses: Sequence[Use], scale: Tensor, scratch: Scratch, budget: int = BUD
     Returns:
         The matrix, float64 for float64 gradients, else float32.
     """
-    chosen = plan_of(uses, budget, route)
-    return _ROUTES[chosen.route](_scaled(uses, scale, scratch), chosen.block, scratch)
+    shape = shape_of(uses)
+    chosen = plan(shape, gram_dtype(uses[0].z.dtype).itemsize, budget, route)
+    return _ROUTES[chosen.route](uses, scale, shape, chosen, scratch)
 
 
 def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None) -> Plan:
@@ -98,77 +98,122 @@ def shape_of(uses: Sequence[Use]) -> Shape:
     shape = Shape(M, operation.groups, T, weight[0].numel(), features // operation.groups, weight[0, 0].numel())
     if not isinstance(operation, Convolution) or len(uses) > 1 or operation.samples.repeats > 1:
         return shape
-    whole = operation.groups == 1 and x.dtype in (torch.float32, torch.float64)
-    unit = whole and set(operation.stride) == {1} and 0 not in (M, T)
-    return shape._replace(native=whole, pixels=x[0, 0].numel() if unit else 0)
+    whole = operation.groups == 1 and 0 not in (M, T)
+    unit, native = whole and set(operation.stride) == {1}, whole and x.dtype in (torch.float32, torch.float64)
+    return shape._replace(native=native, pixels=x[0, 0].numel() if unit else 0)
 
 
-def _scaled(uses: Sequence[Use], scale: Tensor, scratch: Scratch) -> list[Use]:
-    """The uses with z / scale: exact, since the scale is a power of two and float32 has room for half precision."""
-    sent = [use.z.to(gram_dtype(use.z.dtype)) for use in uses]
-    if len(uses) > 1:
-        return [use._replace(z=z / scale) for use, z in zip(uses, sent, strict=True)]
-    return [uses[0]._replace(z=torch.div(sent[0], scale, out=scratch.like(sent[0])))]
-
-
-def pairwise(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:
+def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K_mn = Σ_{s,t} (x_ms · x_nt)(z_ms · z_nt), a block of samples m at a time with all n that are not before it."""
-    M, G, T, d_in, *_ = shape_of(uses)
-    x = torch.cat([use.inputs(slice(0, d_in), scratch) for use in uses], dim=2).transpose(0, 1).reshape(G, M * T, -1)
-    z = torch.cat([use.outputs() for use in uses], dim=2).transpose(0, 1).reshape(G, M * T, -1)
+    M, G, T, *_ = shape
+    x = _joined([use.inputs(own) for use, own in _own(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
+    z = _joined([use.outputs(scale, own) for use, own in _own(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
     K = x.new_empty(M, M)
-    for rows in _blocks(M, block):
+    for rows in _blocks(M, plan.block):
         here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
         products = (x[:, here] @ x[:, after].mT).mul_(z[:, here] @ z[:, after].mT)
-        K[rows, rows.start :] = found = products.view(G, rows.stop - rows.start, T, -1, T).sum((0, 2, 4))
-        K[rows.start :, rows] = found.T
-    return Gram(K, None)
+        K[rows, rows.start :] = products.view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1)
+    return Gram(_mirrored(K))
 
 
-def pixels(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:  # noqa: ARG001
-    """Pairwise for a convolution of stride 1: position s of the kernel's offset o sees pixel s + o."""
+def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """Pairwise for a convolution of stride 1: position s of the kernel's offset o sees pixel s + o.
+
+    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; blocks below the diagonal are
+    those above it transposed, before and after a shift.
+    """
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
-    M, space, out = len(x), x.shape[2:], z.shape[2:]
-    seen = x.flatten(2).permute(2, 0, 1).reshape(-1, x.shape[1])  # pixels first: a pair of them is a block of M × M
-    sent = z.flatten(2).permute(2, 0, 1).reshape(-1, z.shape[1])
-    Q = torch.mm(seen, seen.T, out=_square(scratch, "U", seen)).view(*space, M, *space, M)
-    Z = torch.mm(sent, sent.T, out=_square(scratch, "Z", sent))
-    P = _square(scratch, "patches", sent).zero_().view(*out, M, *out, M)
+    M, space, out, dtype = len(x), x.shape[2:], z.shape[2:], gram_dtype(x.dtype)
+    seen = x.flatten(2).permute(2, 0, 1).reshape(-1, x.shape[1]).to(dtype)
+    sent = divided(z.flatten(2).permute(2, 0, 1), scale, z.new_empty(shape.T, M, z.shape[1], dtype=dtype)).flatten(0, 1)
+    Q = _upper(seen, M, plan.block, scratch.take("U", (len(seen), len(seen)), dtype, x.device))
+    Z = _upper(sent, M, plan.block, scratch.take("read", (len(sent), len(sent)), dtype, x.device))
+    P = scratch.take("patches", Z.shape, dtype, x.device).zero_()
+    from_each, to_each = P.view(*out, M, *out, M), Q.view(*space, M, *space, M)
     for offset in product(*(range(k) for k in weight.shape[2:])):
         shifts = [o * d - p for o, d, p in zip(offset, operation.dilation, operation.padding, strict=True)]
         here = [slice(max(0, -s), min(n, size - s)) for s, n, size in zip(shifts, out, space, strict=True)]
         if all(part.start < part.stop for part in here):
             there = [slice(part.start + s, part.stop + s) for part, s in zip(here, shifts, strict=True)]
             every = slice(None)
-            P[(*here, every, *here)] += Q[(*there, every, *there)]
-    T = len(sent) // M
-    return Gram(Z.mul_(P.view_as(Z)).view(T, M, T, M).sum((0, 2)), None)
+            from_each[(*here, every, *here)] += to_each[(*there, every, *there)]
+    return Gram(_over_pixels(P, Z, M))
 
 
-def kernel(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:  # noqa: ARG001
-    """K = U Uᵀ with U from torch's own kernel, a block of output features at a time."""
+def _upper(rows: Tensor, M: int, block: int, out: Tensor) -> Tensor:
+    """The products of rows with those that are not before them, a block of pixels at a time; 0 elsewhere."""
+    for here in _blocks(len(rows), block * M):
+        out[here, : here.start] = 0
+        torch.mm(rows[here], rows[here.start :].T, out=out[here, here.start :])
+    return out
+
+
+def _over_pixels(P: Tensor, Z: Tensor, M: int) -> Tensor:
+    """Σ_{s,t} P_st * Z_st over pairs of pixels, (M, M), from the pairs with s not after t."""
+    upper, diagonal = Z.new_zeros(M, M), Z.new_zeros(M, M)
+    for here in _blocks(len(Z), M):
+        pairs = Z[here, here.start :].mul_(P[here, here.start :]).unflatten(1, (-1, M))
+        upper += pairs.sum(1)
+        diagonal += pairs[:, 0]
+    return upper + upper.T - diagonal
+
+
+def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """K = U Uᵀ with U_m = Σ_uses z_mᵀ x_m / scale, a block of input features at a time."""
+    M, G, _, d_in, d_out, *_ = shape
+    x = [(use, use.operation.readable(use.x, scale, own), own) for use, own in _own(uses, scratch)]
+    z = [use.operation.outputs(use.z).mT.to(x[0][1].dtype) for use in uses]
+    K, column = z[0].new_zeros(M, M), M * G * d_out
+    held = scratch.take("U", (column * (d_in if plan.keeps else plan.block),), K.dtype, K.device)
+    U = []
+    for features in _blocks(d_in, plan.block):
+        start, width = column * features.start if plan.keeps else 0, features.stop - features.start
+        part = held[start : start + column * width].view(M, G, d_out, width)
+        for (use, readable, own), sent in zip(x, z, strict=True):
+            seen = use.operation.inputs(readable, use.weight, features, own)
+            torch.matmul(sent, seen, out=part) if use is uses[0] else part.add_(sent @ seen)
+        U.append(part)
+        if not plan.keeps:
+            _add_square(K, part.view(1, M, -1))
+    if not plan.keeps:
+        return Gram(_mirrored(K))
+    for parts in [held.view(len(U), M, -1)] if d_in % plan.block == 0 else [part.view(1, M, -1) for part in U]:
+        _add_square(K, parts)
+    return Gram(_mirrored(K), partial(_weighed, U, uses[0]))
+
+
+def _weighed(U: Sequence[Tensor], use: Use, c: Tensor) -> Tensor:
+    summed = [(c @ part.flatten(1)).view(part.shape[1:]) for part in U]
+    return use.operation.as_weight(torch.cat(summed, dim=-1), use.weight)
+
+
+def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:  # noqa: ARG001
+    """K = U Uᵀ with U from torch's own kernel, a block of output features at a time; U is divided by the scale."""
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
     K = z.new_zeros(len(x), len(x))
-    for features in _blocks(len(weight), block):
-        U = operation.sample_gradients(z[:, features], x, weight[features]).flatten(1)
-        K.addmm_(U, U.T)
-    return Gram(K, U if block >= len(weight) else None)
+    for features in _blocks(len(weight), plan.block):
+        U = operation.sample_gradients(z[:, features], x, weight[features]).flatten(1).div_(scale)
+        _add_square(K, U.unsqueeze(0))
+    return Gram(_mirrored(K), (lambda c: (c @ U).view(weight.shape)) if plan.keeps else None)
 
 
-def materialised(uses: Sequence[Use], block: int, scratch: Scratch) -> Gram:
-    """K = U Uᵀ with U_m = Σ_uses z_mᵀ x_m, a block of input features at a time."""
-    M, G, _, d_in, d_out, *_ = shape_of(uses)
-    z = [use.outputs().mT for use in uses]
-    K = z[0].new_zeros(M, M)
-    for features in _blocks(d_in, block):
-        U = scratch.take("U", (M, G, d_out, features.stop - features.start), K.dtype, K.device)
-        torch.matmul(z[0], uses[0].inputs(features, scratch), out=U)
-        for use, sent in zip(uses[1:], z[1:], strict=True):
-            U += sent @ use.inputs(features, scratch)
-        K.addmm_(U.flatten(1), U.flatten(1).T)
-    return Gram(K, U.flatten(1) if block >= d_in else None)
+def _add_square(K: Tensor, U: Tensor) -> None:
+    """K += U Uᵀ for parts of U, (parts, M, entries); below the diagonal only where that is no extra work."""
+    parts, M, entries = U.shape
+    chunks = next(n for n in range(max(1, entries // CHUNK), 0, -1) if entries % n == 0)
+    if parts == chunks == 1:
+        K.addmm_(U[0], U[0].T)
+        return
+    for batch in [U] if chunks == 1 else [part.view(M, chunks, -1).transpose(0, 1) for part in U]:
+        for rows in _blocks(M, rows_at_once(M)):
+            K[rows, rows.start :] += torch.bmm(batch[:, rows], batch[:, rows.start :].mT).sum(0)
+
+
+def _mirrored(K: Tensor) -> Tensor:
+    """The symmetric matrix whose upper half this is."""
+    return K.triu() + K.triu(1).T
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:
@@ -177,8 +222,14 @@ def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:
     return rows @ rows.T
 
 
-def _square(scratch: Scratch, name: str, rows: Tensor) -> Tensor:
-    return scratch.take(name, (len(rows), len(rows)), rows.dtype, rows.device)
+def _own(uses: Sequence[Use], scratch: Scratch) -> Iterator[tuple[Use, Scratch]]:
+    """Each use with memory of its own: the first, mostly the only one, with that which is used again."""
+    return ((use, Scratch() if number else scratch) for number, use in enumerate(uses))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The positions of all uses: (M, G, T, d)."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
 
 
 def _blocks(total: int, size: int) -> Iterator[slice]:

@@ -9,7 +9,8 @@ A fully connected layer on (M, *, d_in) has one position for each combination of
 has one for each output pixel, and its input rows are the padded patches. Two operations cover every supported layer:
 `Linear` and `Convolution`. Each knows torch's own forward, the gradients torch itself would compute, and the two
 canonical forms `inputs` (m, G, T, d_in) and `outputs` (m, G, T, d_out), where G counts the groups of a grouped
-convolution: groups share no weights, so their Gram matrices add up.
+convolution: groups share no weights, so their Gram matrices add up. A convolution's features are in the order
+(position of the kernel, channel), in which a patch is gathered in long runs; `as_weight` puts them back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -87,8 +89,16 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        """Some input features in canonical form, (M, G, T, d_in); a convolution's start and stop at whole channels."""
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
+        """The input, divided by `scale`, in a layout from which `inputs` takes any features: made once for a batch."""
+
+    @abstractmethod
+    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        """Some input features in canonical form, (M, G, T, features)."""
+
+    @abstractmethod
+    def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
+        """A sum of per-sample gradients in canonical form, (G, d_out, d_in), in the weight's own shape."""
 
     @abstractmethod
     def outputs(self, z: Tensor) -> Tensor:
@@ -125,12 +135,33 @@ class Linear(Operation):
         z = z.movedim(self.samples.axis, 0)
         return z if z.dim() == 2 else z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1)
 
-    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        return self.outputs(x)[..., features]
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
+        x, dtype = self.outputs(x), gram_dtype(x.dtype)
+        if scale is None and x.dtype == dtype:
+            return x
+        return divided(x, scale, scratch.take("read", x.shape, dtype, x.device))
+
+    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        return readable[..., features]
+
+    def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
+        return summed.view(weight.shape)
 
     def outputs(self, z: Tensor) -> Tensor:
         z = self.samples.first(z)
         return z.reshape(len(z), 1, math.prod(z.shape[1:-1]), z.shape[-1])
+
+
+def gram_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays float64; everything else is summed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def divided(t: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
+    """The tensor in the place and the dtype of `out`, divided by a power of two; half precision is widened first."""
+    if scale is None:
+        return out.copy_(t)
+    return torch.div(t, scale, out=out) if t.dtype == out.dtype else out.copy_(t).div_(scale)
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -163,14 +194,37 @@ class Convolution(Operation):
     def entry_rows(self, z: Tensor) -> Tensor:
         return z.flatten(2).sum(2)
 
-    def inputs(self, x: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        """The padded patches of some channels: a strided view, copied once."""
-        volume = math.prod(weight.shape[2:])
-        x = x.reshape(len(x), self.groups, x.shape[1] // self.groups, *x.shape[2:])
-        view = self._patches(x[:, :, features.start // volume : features.stop // volume], weight.shape[2:], scratch)
-        rows = scratch.take("patches", view.shape, x.dtype, x.device).copy_(view)
-        positions = math.prod(view.shape[-len(self.stride) :])
-        return self._by_sample(rows.view(len(x), self.groups, -1, positions).transpose(2, 3))
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
+        """The padded input with its channels last: (n, *space, G, channels)."""
+        space = [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
+        shape = (len(x), *space, self.groups, x.shape[1] // self.groups)
+        padded = scratch.take("read", shape, gram_dtype(x.dtype), x.device)
+        if any(self.padding):
+            padded.zero_()
+        inner = padded[(slice(None), *(slice(p, size - p) for p, size in zip(self.padding, space, strict=True)))]
+        divided(x.movedim(1, -1).unflatten(-1, shape[-2:]), scale, inner)
+        return padded
+
+    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+        """The padded patches: a copy for each position of the kernel, in runs of channels."""
+        kernel, (groups, channels) = weight.shape[2:], readable.shape[-2:]
+        geometry = list(zip(readable.shape[1:-2], kernel, self.stride, self.dilation, strict=True))
+        out = [(size - spread * (k - 1) - 1) // step + 1 for size, k, step, spread in geometry]
+        shape = (len(readable), groups, *out, features.stop - features.start)
+        rows = scratch.take("patches", shape, readable.dtype, readable.device)
+        for number, offset in enumerate(product(*(range(k) for k in kernel))):
+            first = number * channels
+            start, stop = max(features.start, first), min(features.stop, first + channels)
+            if start < stop:
+                starts = [o * spread for o, spread in zip(offset, self.dilation, strict=True)]
+                reach = zip(starts, self.stride, out, strict=True)
+                seen = readable[(slice(None), *(slice(a, a + s * (n - 1) + 1, s) for a, s, n in reach))]
+                run = seen[..., start - first : stop - first].movedim(-2, 1)
+                rows[..., start - features.start : stop - features.start].copy_(run)
+        return self._by_sample(rows.view(len(rows), groups, math.prod(out), -1))
+
+    def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
+        return summed.view(len(weight), *weight.shape[2:], weight.shape[1]).movedim(-1, 1).contiguous()
 
     def outputs(self, z: Tensor) -> Tensor:
         rows = z.reshape(len(z), self.groups, z.shape[1] // self.groups, math.prod(z.shape[2:]))
@@ -197,20 +251,3 @@ class Convolution(Operation):
         if repeats == 1:
             return rows
         return rows.reshape(len(rows) // repeats, repeats, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
-
-    def _patches(self, x: Tensor, kernel: torch.Size, scratch: Scratch) -> Tensor:
-        """What the kernel sees: (n, G, channels, *kernel, *out), a view of the padded (n, G, channels, *space)."""
-        geometry = list(zip(x.shape[3:], kernel, self.stride, self.padding, self.dilation, strict=True))
-        out = [(size + 2 * pad - spread * (k - 1) - 1) // step + 1 for size, k, step, pad, spread in geometry]
-        if any(self.padding):
-            shape = (*x.shape[:3], *(size + 2 * pad for size, _, _, pad, _ in geometry))
-            padded = scratch.take("padded", shape, x.dtype, x.device).zero_()
-            inner = padded
-            for axis, (size, _, _, pad, _) in enumerate(geometry, 3):
-                inner = inner.narrow(axis, pad, size)
-            inner.copy_(x)
-            x = padded
-        space = x.stride()[3:]
-        dilated = (s * spread for s, spread in zip(space, self.dilation, strict=True))
-        strided = (s * step for s, step in zip(space, self.stride, strict=True))
-        return x.as_strided((*x.shape[:3], *kernel, *out), (*x.stride()[:3], *dilated, *strided), x.storage_offset())

@@ -2,15 +2,16 @@ r"""Which route to a Gram matrix, and in what blocks: by estimated seconds, from
 
 For M samples, T positions, fan-in d and fan-out p (G groups of each):
 
-    route          operations                         good for
-    pairwise       2GM²T²(d + p), half by symmetry    T = 1 (then K = ZᵀZ * XᵀX, \cref{trans}), short sequences
-    pixels         2M²S²d/k + 2M²T²p + kM²T²          convolutions of few pixels and stride 1: a patch's inner product
-                                                      is the sum of k inner products of pixels, S of them in a sample
-    kernel         2MTdp + 2M²dp                      convolutions of many pixels: U by torch's own kernel
-    materialised   2MTdp + 2M²dp, and MTd copied      everything else
+    route          operations                        good for
+    pairwise       GM²T²(d + p)                      T = 1 (then K = ZᵀZ * XᵀX, \cref{trans}), short sequences
+    pixels         M²S²d/k + M²T²p + kM²T²           convolutions of few pixels and stride 1: a patch's inner product is
+                                                     the sum of k inner products of pixels, S of them in a sample
+    materialised   2GMTdp + GM²dp, GMTd copied       everything else
+    kernel         2MTdp + M²dp                      convolutions of few channels and many pixels: no patches
 
-The rates below are those of a CPU core pair; what matters is only how they compare. A route that ends with all of U at
-hand needs no second product for the weighted gradient, which is then c·U; the others pay for it.
+K is symmetric, so products of rows with rows are half of what they seem, and a little more for the blocks on the
+diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. If all of U is kept, the
+weighted gradient is c·U and needs no product of its own; otherwise it pays for one.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-BUDGET = 64 * 2**20
+BUDGET = 128 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-GEMM, BATCHED, CONVOLVED = 150e9, 90e9, 115e9
-"""Operations a second: of one large product, of many small ones, inside a convolution's kernel."""
-COPIED, WRITTEN, VISITED = 3e9, 1.2e9, 4e9
-"""Bytes a second: patches gathered, per-sample gradients written by a convolution's kernel, entries met once."""
+BLOCK = PATCHES = 16 * 2**20
+"""Bytes of U and of patches at a time, so that the next product finds them in a cache."""
+GEMM, BATCHED, SQUARED, CONVOLVED = 165e9, 150e9, 140e9, 190e9
+"""Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
+COPIED, TURNED, WRITTEN, VISITED = 20e9, 3e9, 1.2e9, 4e9
+"""Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
 VECTOR = 16
-"""Channels that a convolution's kernel takes at once; it is slow on other numbers of them."""
+"""Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
+CALL = 20e-6
+"""Seconds that a small call takes, whatever it does."""
 ROUTES = ("pairwise", "pixels", "kernel", "materialised")
 
 
@@ -53,11 +58,13 @@ class Plan:
 
     route: str
     block: int
-    """Samples a block (pairwise, pixels), output features (kernel) or input features (materialised) a block."""
+    """Samples (pairwise), pixels (pixels), output features (kernel) or input features (materialised) a block."""
     flops: int
     bytes: int
     seconds: float
     """What the cost model expects, the weighted gradient included."""
+    keeps: bool = False
+    """Whether all of U is at hand in the end."""
 
 
 @lru_cache(maxsize=4096)
@@ -74,14 +81,22 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
         The plan.
     """
     plans = list(_plans(shape, item_size, budget))
-    wanted = [candidate for candidate in plans if candidate.route == route]
-    within = [candidate for candidate in plans if candidate.bytes <= budget]
-    return min(wanted or within or plans, key=lambda candidate: candidate.seconds)
+    wanted = [candidate for candidate in plans if candidate.route == route] or plans
+    within = [candidate for candidate in wanted if candidate.bytes <= budget]
+    if within:
+        return min(within, key=lambda candidate: candidate.seconds)
+    return min(wanted, key=lambda candidate: candidate.bytes)
+
+
+def rows_at_once(M: int) -> int:
+    """Rows of a symmetric product to compute together: the fewer, the less of the other half comes along."""
+    return max(32, M // 4)
 
 
 def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
     yield _pairwise(shape, item, budget)
-    yield _materialised(shape, item, budget)
+    yield _materialised(shape, item, budget, keeps=False)
+    yield _materialised(shape, item, budget, keeps=True)
     if shape.native:
         yield _kernel(shape, item, budget)
     if shape.pixels:
@@ -96,43 +111,56 @@ def _second_product(shape: Shape) -> float:
 
 def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
-    rows, row = G * M * T * (d_in + d_out) * item, max(1, 2 * G * T * M * T * item)
-    block = min(max(1, M // 4), max(1, (budget - rows) // row))
+    gathered = G * M * T * d_in * item if shape.kernel > 1 else 0
+    held, row = gathered * 2 + G * M * T * d_out * item, max(1, 2 * G * T * M * T * item)
+    wanted = max(M // 8, 128 // max(1, T), 1)  # rows of T positions: enough of them for a product to be quick
+    block = min(M, wanted, max(1, (budget - held) // row))
     flops = G * M * (M + block) * T**2 * (d_in + d_out)
-    copied = rows / COPIED if shape.kernel > 1 else 0.0
-    seconds = copied + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED + _second_product(shape)
-    return Plan("pairwise", block, flops, rows + block * row, seconds)
+    seconds = (2 * gathered + held) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
+    return Plan("pairwise", block, flops, held + block * row, seconds + _second_product(shape))
 
 
 def _pixels(shape: Shape, item: int) -> Plan:
     M, _, T, d_in, d_out, kernel, S, _ = shape
-    flops = 2 * M**2 * (S**2 * (d_in // kernel) + T**2 * d_out)
-    held = (M * (S * (d_in // kernel) + T * d_out) + M**2 * (S**2 + 2 * T**2)) * item
-    visited = (kernel + 3) * M**2 * T**2 * item / VISITED
-    return Plan("pixels", M, flops, held, flops / GEMM + visited + _second_product(shape))
+    channels, block = d_in // kernel, max(1, S // 8)
+    flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
+    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 2 * T**2)) * item
+    seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 * item / VISITED
+    return Plan("pixels", block, flops, held, seconds + _second_product(shape))
 
 
 def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     M, _, T, d_in, d_out, *_ = shape
     column = max(1, M * (d_in + T) * item)
     block = min(d_out, max(1, budget // column))
-    product = 2 * M * T * d_in * d_out
-    flops = product + 2 * M**2 * d_in * d_out
+    product, square = 2 * M * T * d_in * d_out, M * (M + rows_at_once(M)) * d_in * d_out
     odd = (d_in // shape.kernel) % VECTOR or d_out % VECTOR
-    seconds = product / CONVOLVED * (8 if odd else 1) + M * d_in * d_out * item / WRITTEN
-    seconds += 2 * M**2 * d_in * d_out / GEMM + (0.0 if block == d_out else _second_product(shape))
-    return Plan("kernel", block, flops, block * column, seconds)
+    seconds = product / CONVOLVED * (8 if odd else 1) + M * d_in * d_out * item / WRITTEN + square / SQUARED
+    seconds += 0.0 if block == d_out else _second_product(shape)
+    return Plan("kernel", block, product + square, block * column, seconds, block == d_out)
 
 
-def _materialised(shape: Shape, item: int, budget: int) -> Plan:
-    M, G, T, d_in, d_out, kernel, *_ = shape
-    patches = (kernel + 2) * T if kernel > 1 else 0  # gathered from a padded copy of the channel
-    column = max(1, G * M * (kernel * d_out + patches) * item)
-    rows = G * M * T * d_out * item
-    block = kernel * min(d_in // kernel, max(1, (budget - rows) // column))
-    product = 2 * G * M * T * d_in * d_out
-    flops = product + 2 * G * M**2 * d_in * d_out
-    copied = G * M * T * d_in * item / COPIED if kernel > 1 else 0.0
-    seconds = copied + product / BATCHED + 2 * G * M**2 * d_in * d_out / GEMM
-    seconds += 0.0 if block == d_in else _second_product(shape)
-    return Plan("materialised", block, flops, rows + block // kernel * column, seconds)
+def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
+    M, G, T, d_in, d_out, kernel, S, _ = shape
+    channels = d_in // kernel
+    read = G * M * max(S, T) * channels * item
+    U, patches = max(1, G * M * d_out * item), max(1, G * M * T * item if kernel > 1 else 0)  # for each feature
+    left = budget - read - (U * d_in if keeps else 0)
+    most = (
+        min(PATCHES // patches, left // patches)
+        if keeps
+        else min(BLOCK // U, PATCHES // patches, left // (U + patches))
+    )
+    block = _block(max(1, most), channels, d_in) if kernel > 1 else min(max(1, most), d_in)
+    held = read + patches * block + U * (d_in if keeps else block)
+    product, square = 2 * G * M * T * d_in * d_out, G * M * (M + rows_at_once(M)) * d_in * d_out
+    seconds = read / TURNED + G * M * T * d_in * item / COPIED + product / BATCHED + square / SQUARED
+    seconds += d_in / block * CALL + (U * d_in / COPIED if keeps else _second_product(shape))
+    return Plan("materialised", block, product + square, held, seconds, keeps)
+
+
+def _block(most: int, channels: int, features: int) -> int:
+    """Features at a time: all if a position of the kernel has few, else one position, whose patches are one run."""
+    if channels < VECTOR and features <= most:
+        return features
+    return next(channels // n for n in range(1, channels + 1) if channels % n == 0 and channels // n <= most)

@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fngd.coefficients import History
-from fngd.gram import gram_dtype
 from fngd.layers import compiled
 from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
 from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
-from fngd.operations import Convolution, Linear, Operation, Samples
+from fngd.operations import Convolution, Linear, Operation, Samples, gram_dtype
 from fngd.weighted import Deriving, Join, Notes, Weighted, cast_as_autocast, scaled
 
 MOST_SHAPES = 64

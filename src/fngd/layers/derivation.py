@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import Measures, coefficients, damping, measure
-from fngd.gram import Gram, Use, bias_gram, gram, gram_dtype
+from fngd.gram import Gram, Use, bias_gram, gram
 from fngd.layers.parts import Label, Part, overlapping
+from fngd.operations import gram_dtype
 from fngd.scratch import Scratch
 from fngd.settings import Settings
 from fngd.weighted import weighted_backward
@@ -32,8 +33,8 @@ class Derived(NamedTuple):
     """The Gram matrix / scale², (M, M)."""
     scale: Tensor
     """A power of two near the largest |z|."""
-    U: Tensor | None
-    """The samples' gradients of the layer's one weight / scale, if they are at hand: (M, entries)."""
+    weigh: Callable[[Tensor], Tensor] | None
+    """Σ_m c_m u_m / scale of the layer's one weight as a function of c, if the samples' gradients are at hand."""
 
 
 def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
@@ -49,7 +50,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     """
     M = uses[0][0].operation.samples.M
     scale = scale_of([use.z for use, _ in uses])
-    K, U = layer_gram(uses, scale, scratch, settings)
+    K, weigh = layer_gram(uses, scale, scratch, settings)
     # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
     unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
     lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit).to(K.dtype)
@@ -59,7 +60,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     true_lam = lam.double() * unit
     scaled = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
     factors = scaled if settings.scale_by_damping else c
-    return Derived(c, factors, measure(K, c, true_lam), valid, K, scale, U)
+    return Derived(c, factors, measure(K, c, true_lam), valid, K, scale, weigh)
 
 
 def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> Gram:
@@ -72,7 +73,7 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
         settings: The memory to hold at most, and the route.
 
     Returns:
-        K / scale², (M, M), and U / scale if the layer has one weight and its samples' gradients are at hand.
+        K / scale², (M, M), and c·U / scale if the layer has one weight and its samples' gradients are at hand.
 
     Raises:
         ValueError: If two uses read different but overlapping parts of a parameter, or differ in their samples.
@@ -95,7 +96,7 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
     budget, route = settings.gram_budget, settings.gram_route
     grams = [gram(group, scale, scratch, budget, route) for group in weights.values()]
     K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
-    return Gram(torch.stack(K).sum(0) if len(K) > 1 else K[0], grams[0].U if len(grams) == 1 else None)
+    return Gram(torch.stack(K).sum(0) if len(K) > 1 else K[0], grams[0].weigh if len(grams) == 1 else None)
 
 
 def weighted_gradients(
@@ -121,16 +122,17 @@ def weighted_gradients(
         for part, gradient in ((label.weight, weight), (label.bias, bias)):
             if part is not None and gradient is not None:
                 totals[part.parameter] = _added(totals[part.parameter], parameters[part.parameter], part, gradient)
-    use, label = uses[0]
-    if summed is not None and label.weight is not None:
-        part = label.weight
-        totals[part.parameter] = _added(None, parameters[part.parameter], part, summed.view(use.weight.shape))
+    if summed is not None:
+        part = next(label.weight for _, label in uses if label.weight is not None)
+        totals[part.parameter] = _added(None, parameters[part.parameter], part, summed)
     return tuple(totals)
 
 
 def known_sum(derived: Derived) -> Tensor | None:
     """c·U: the weighted gradient of a layer's one weight, if its samples' gradients are at hand."""
-    return None if derived.U is None else (derived.factors * derived.scale).to(derived.U.dtype) @ derived.U
+    if derived.weigh is None:
+        return None
+    return derived.weigh((derived.factors * derived.scale).to(derived.K.dtype))
 
 
 def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: Tensor) -> Tensor:
