@@ -1,6 +1,6 @@
 """Mixed precision: autocast around the forward pass, and a GradScaler where the format is float16.
 
-Coefficients do not see the scaler's factor, and a step that overflows is skipped without a trace.
+Coefficients do not see the scaler's factor, and a step that overflows does not count.
 """
 
 import os

@@ -105,12 +105,10 @@ def test_pyright_knows_all_types_from_outside(environment, tmp_path):
 
 def test_every_public_symbol_has_a_known_type(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(environment), prepend=":")
-    report = json.loads(
-        installed.run(*_pyright("--verifytypes", "fngd", "--ignoreexternal", "--outputjson"), cwd=tmp_path)
-    )
-    unknown = [symbol for symbol in report["typeCompleteness"]["symbols"] if not symbol["isTypeKnown"]]
-    assert unknown == []
-    assert report["typeCompleteness"]["completenessScore"] == 1
+    report = installed.run(*_pyright("--verifytypes", "fngd", "--ignoreexternal", "--outputjson"), cwd=tmp_path)
+    found = json.loads(report)["typeCompleteness"]
+    assert [symbol for symbol in found["symbols"] if not symbol["isTypeKnown"]] == []
+    assert found["completenessScore"] == 1
 
 
 def _pyright(*words):
