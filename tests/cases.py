@@ -171,6 +171,23 @@ CASES = {
         lambda: chain(nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 2), nn.ReLU(inplace=True)),
         (M, 2, 5, 5),
     ),
+    "in-place relu on sequences": Case(
+        lambda: chain(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 3), nn.ReLU(inplace=True)), (M, 4, 7)
+    ),
+    "in-place relu on grids, without bias": Case(
+        lambda: chain(nn.Linear(7, 6, bias=False), nn.ReLU(inplace=True), nn.Linear(6, 3)), (M, 2, 3, 7)
+    ),
+    "in-place relu in one dimension and in three": Case(
+        lambda: chain(
+            nn.Conv1d(2, 3, 3),
+            nn.ReLU(inplace=True),
+            nn.Unflatten(2, (2, 1, 2)),
+            nn.Conv3d(3, 2, 1),
+            nn.ReLU(inplace=True),
+        ),
+        (M, 2, 6),
+    ),
+    "attention, changed in place": Case(lambda: chain(Attention(), nn.ReLU(inplace=True)), (M, 4, 8)),
     "attention": Case(Attention, (M, 4, 8)),
     "attention with weights": Case(lambda: Attention(need_weights=True), (M, 4, 8)),
     "attention, sequence first": Case(lambda: Attention(batch_first=False), (4, M, 8), batch_dim=1),

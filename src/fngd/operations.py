@@ -30,6 +30,7 @@ from fngd.scratch import Scratch
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward.default
+unsafe_view: Callable[..., Tensor] = torch.ops.aten._unsafe_view.default
 
 Needs = tuple[bool, bool, bool]
 """Whether the gradients of input, weight and bias are needed."""
@@ -121,7 +122,9 @@ class Linear(Operation):
     """y = x Wᵀ + b on the last dimension of x."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        # With a bias torch returns a view of rows, which autograd forbids to change in place after a node of ours.
+        return y if bias is None or x.dim() == 2 else unsafe_view(y, y.shape)
 
     def backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
         z = _rows(z)
