@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fngd.planner import Plan, Shape
 
 FROZEN = "frozen"
-NOT_CALLED = "not called with these inputs"
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Row:
 
     @property
     def gradient(self) -> str:
-        """Either "weighted", "plain", or "none" where no gradient comes at all."""
-        return "weighted" if self.preconditioned else "none" if self.reason in (FROZEN, NOT_CALLED) else "plain"
+        """Either "weighted", "plain", or "none" where all is frozen."""
+        return "weighted" if self.preconditioned else "none" if self.reason == FROZEN else "plain"
 
     @property
     def flops(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fngd.diagnosis import FROZEN, NOT_CALLED, Diagnosis, Row
+from fngd.diagnosis import FROZEN, Diagnosis, Row
 from fngd.gram import Use, plan_of, shape_of
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
@@ -159,7 +159,7 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
     if layer is None:
         return replace(row, reason=finding.reason)
     if ran and not layer.called:
-        return replace(row, reason=NOT_CALLED)
+        return replace(row, reason="not called with these inputs")
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
     reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
     plans = tuple(plan_of(uses) for uses in layer.uses.values())

@@ -166,3 +166,27 @@ def test_dora_is_refused_by_name_where_the_batch_does_not_divide_the_width():
         RuntimeError, match=r"lora_A\.default' got an input of shape \(16, 16\): 16 entries .* batch of 3"
     ):
         stepped(specimen, "derive")
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return zoo.Returned(self.head(self.attention(x, x, x, need_weights=False)[0]).square().sum((1, 2)).mean())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_adapters_that_are_merged_before_they_are_used_take_their_plain_gradients(phase):
+    """PEFT adds B·A to the weight of torch's attention in each forward pass: no adapter sees a sample."""
+    config = peft.LoraConfig(r=2, target_modules=["attention"], modules_to_save=["head"])
+    model = zoo.drawn(peft.get_peft_model(Attending(), config))
+    specimen = zoo.Specimen(model, {"x": torch.randn(zoo.M, 5, 8, dtype=torch.float64)}, zoo.equal())
+    diagnosis = fngd.doctor(model, **specimen.batch)
+    assert {row.gradient for row in diagnosis.rows if "lora" in row.name} == {"plain"}
+    optimizer, _ = stepped(specimen, phase)
+    (head,) = optimizer.coefficients
+    assert head == "base_model.model.head.modules_to_save.default"
+    shared = optimizer.coefficients if phase == "share" else None
+    assert oracle.worst_error(specimen, oracle.expected(specimen, shared)) <= TOLERANCE

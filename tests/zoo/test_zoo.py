@@ -122,6 +122,34 @@ def test_a_layer_that_never_had_a_gradient_is_named_when_sharing():
     assert error(specimen, optimizer) <= TOLERANCE
 
 
+def swin_v2():
+    """Each of its blocks computes position biases by a perceptron that sees a table of offsets, and no samples."""
+    config = transformers.Swinv2Config(
+        image_size=16, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4, mlp_ratio=2.0,
+        drop_path_rate=0.0, num_labels=5,
+    )  # fmt: skip
+    model = zoo.drawn(transformers.Swinv2ForImageClassification(config))
+    return zoo.Specimen(model, {"pixel_values": zoo.images(16), "labels": zoo.classes()}, zoo.equal())
+
+
+def test_a_layer_that_sees_no_samples_stops_training_with_its_name():
+    specimen = swin_v2()
+    stops = [w for w in fngd.doctor(specimen.model, **specimen.batch).warnings if "training will stop here" in w]
+    assert "continuous_position_bias_mlp.0" in stops[0]
+    with pytest.raises(RuntimeError, match=r"continuous_position_bias_mlp\.0' got an input of shape \(1, 7, 7, 2\)"):
+        stepped(specimen, "derive")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_layer_that_sees_no_samples_can_be_excluded(phase):
+    specimen = swin_v2()
+    tables = [name for name, _ in specimen.model.named_modules() if name.endswith("continuous_position_bias_mlp")]
+    assert "stop" not in str(fngd.doctor(specimen.model, exclude=tables, **specimen.batch))
+    optimizer = stepped(specimen, phase, exclude=tables)
+    shared = optimizer.coefficients if phase == "share" else None
+    assert oracle.worst_error(specimen, oracle.expected(specimen, shared, tables)) <= TOLERANCE
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_inputs_by_name_may_come_in_any_order(phase):
     """Positions that all samples share, (1, T), are not the batch, though they come first."""

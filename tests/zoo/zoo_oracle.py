@@ -58,14 +58,14 @@ def own(model, module):
     return [f"{module}.{key}".lstrip(".") for key, p in held if p.requires_grad]
 
 
-def expected(specimen, shared=None):
+def expected(specimen, shared=None, excluded=()):
     """Every gradient, by name: Σ_m c_m u_m for the layers, with their own c or shared ones; the plain sum for the rest.
 
     A weight that several modules hold takes the sum of what each of them sends.
     """
     rows, M = summands(specimen), len(specimen.shares)
     sent = {name: row.sum(0) for name, row in rows.items()}
-    for layer in shapes(specimen):
+    for layer in [layer for layer in shapes(specimen) if not layer.startswith(tuple(excluded))]:
         names = [name for name in own(specimen.model, layer) if name in rows]
         if names:
             U = M * torch.cat([rows[name].flatten(1) for name in names], 1).T
