@@ -134,3 +134,46 @@ def test_torchs_distributed_checkpoints_carry_the_coefficients(processes, tmp_pa
     for alone in ("plain", "fsdp2"):
         ((there, _),) = processes.run(1, dcp_loaded, alone, str(tmp_path), at)
         assert same(there, before[0][0])
+
+
+def untouched(rank, how, momentum, folder):
+    """A checkpoint of an optimizer that has no state yet, or never will."""
+    model, optimizer = build(how, momentum=momentum)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    first = optimizer.preconditioner.step_count
+    train(model, optimizer, rank, 0, DERIVE - 1)
+    optimizer.zero_grad()
+    get_state_dict(model, optimizer)
+    return first, optimizer.preconditioner.step_count, optimizer.phase
+
+
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_the_step_that_torch_takes_to_set_up_an_optimizers_state_is_not_counted(processes, tmp_path, how, momentum):
+    for answer in processes.run(2, untouched, how, momentum, str(tmp_path)):
+        assert answer == (0, DERIVE - 1, "derive")
+
+
+def under_adamw(rank, folder):
+    """A preconditioner of its own in a checkpoint: a tuple is one piece, whatever has been derived by then."""
+
+    def fresh():
+        model = DistributedDataParallel(network())
+        adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return model, adamw, fngd.NaturalGradient(model, adamw, derive_steps=DERIVE)
+
+    model, adamw, natural = fresh()
+    train(model, adamw, rank, 0, STEPS)
+    dcp.save({"natural": (natural.state_dict(),)}, checkpoint_id=folder)
+    _, _, again = fresh()
+    state = {"natural": (again.state_dict(),)}
+    dcp.load(state, checkpoint_id=folder)
+    again.load_state_dict(state["natural"][0])
+    return natural.coefficients, again.coefficients, again.phase
+
+
+def test_a_preconditioner_under_another_optimizer_is_saved_beside_it(processes, tmp_path):
+    for before, after, phase in processes.run(2, under_adamw, str(tmp_path)):
+        assert phase == "share"
+        assert all(torch.equal(before[name], after[name]) for name in LAYERS)

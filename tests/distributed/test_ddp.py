@@ -1,10 +1,13 @@
 """DistributedDataParallel: each rank weights its own samples, then the usual all-reduce."""
 
+import copy
 import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from oracle import ALPHA, LAYERS, MOMENTUM, RATE, batches, network, trained
+from torch.distributed.algorithms import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,3 +114,78 @@ def test_a_batch_that_is_not_finite_on_one_rank_enters_no_rank_and_is_counted_on
     for _, _, state in check(processes, 2, data=data):
         assert state["natural_gradient"]["step"] == STEPS
         assert all(state["natural_gradient"]["layers"][name]["skipped"] == 0.5 for name in LAYERS)
+
+
+def pairs(rank):
+    """Two models, each trained by two of four ranks."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = groups[rank // 2]
+    model = network()
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = make(ddp, process_group=group)
+    train(ddp, optimizer, batches(STEPS, 4), rank)
+    copied = copy.deepcopy(optimizer)
+    return optimizer.coefficients, copied.coefficients
+
+
+def test_a_process_group_says_who_trains_together(processes):
+    data = batches(STEPS, 4)
+    answers = processes.run(4, pairs)
+    for pair in (0, 1):
+        _, shared = trained(network(), [ranks[2 * pair : 2 * pair + 2] for ranks in data], DERIVE)
+        for coefficients in [found for answer in answers[2 * pair : 2 * pair + 2] for found in answer]:
+            assert all(torch.allclose(coefficients[name], shared[name], rtol=0, atol=CLOSE) for name in LAYERS)
+
+
+def one_after_the_other(rank):
+    """Names, and the doctor's word, for a model that is wrapped and one that is not."""
+    model, x = network(), batches(1, 2)[0][rank][0][0]
+    ddp = DistributedDataParallel(model)
+    with make(model, exclude=["head"]) as bare:
+        plain = list(bare.state_dict()["natural_gradient"]["layers"]), str(fngd.doctor(model, x))
+    with make(ddp, exclude=["module.head"]) as around:
+        return plain, (list(around.state_dict()["natural_gradient"]["layers"]), str(fngd.doctor(ddp, x)))
+
+
+def test_a_wrapper_does_not_show_in_names_nor_to_the_doctor(processes):
+    for plain, around in processes.run(2, one_after_the_other):
+        assert plain == around
+        assert plain[0] == ["conv", "twice"]
+
+
+def uneven(rank, data):
+    """Rank 0 runs out of batches while rank 1 goes on, after the switch."""
+    model = network()
+    ddp = DistributedDataParallel(model)
+    optimizer = make(ddp)
+    with Join([ddp]):
+        train(ddp, optimizer, data if rank else data[:-1], rank)
+    return optimizer.preconditioner.step_count, [p.detach() for p in model.parameters()]
+
+
+def test_ranks_may_run_out_of_batches_at_different_times_once_coefficients_are_shared(processes):
+    """DDP then averages over all ranks, of which one has a gradient of zero, and in the end all have the same model."""
+    first, second = processes.run(2, uneven, batches(STEPS, 2))
+    assert (first[0], second[0]) == (STEPS - 1, STEPS)
+    assert all(torch.equal(p, q) for p, q in zip(first[1], second[1], strict=True))
+
+
+def divided(rank, data):
+    """Momentum buffers divided among the ranks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it is imported
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = network()
+    ddp = DistributedDataParallel(model)
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
+    with fngd.NaturalGradient(ddp, zero, derive_steps=DERIVE, alpha=ALPHA):
+        train(ddp, zero, data, rank)
+    return [p.detach() for p in model.parameters()]
+
+
+def test_an_optimizer_whose_state_is_divided_among_ranks_takes_the_same_steps(processes):
+    data = batches(STEPS, 2)
+    expected, _ = trained(network(), data, DERIVE)
+    for parameters in processes.run(2, divided, data):
+        for p, q in zip(parameters, expected.parameters(), strict=True):
+            assert torch.allclose(p, q, rtol=0, atol=CLOSE)
