@@ -57,7 +57,7 @@ def test_a_first_batch_that_is_not_finite_leaves_the_plain_gradient_not_zero(pol
     plain = copy.deepcopy(model)
     for m in (model, plain):
         m.zero_grad()
-    with pytest.warns(UserWarning, match="met no batch"):
+    with pytest.warns(UserWarning, match="had no finite gradient"):
         output = model(x)
     cross_entropy(output, y).backward()
     cross_entropy(plain(x), y).backward()
@@ -129,7 +129,7 @@ def test_a_group_added_while_sharing_takes_the_plain_gradient_and_is_named():
     x, y = batch(6)
     step(model, optimizer, x, y)
     optimizer.add_param_group({"params": model[0].parameters()})
-    with pytest.warns(UserWarning, match="'0' met no batch"):
+    with pytest.warns(UserWarning, match="'0' had no finite gradient"):
         step(model, optimizer, x, y)
 
 
@@ -140,7 +140,7 @@ def test_a_layer_unfrozen_while_sharing_is_named():
     step(model, optimizer, *batch(6))
     step(model, optimizer, *batch(6))
     model[0].requires_grad_(requires_grad=True)
-    with pytest.warns(UserWarning, match="'0' met no batch"):
+    with pytest.warns(UserWarning, match="'0' had no finite gradient"):
         model(batch(6)[0])
 
 
@@ -385,7 +385,7 @@ def test_a_layer_without_coefficients_is_warned_of_once_not_at_every_step():
     optimizer = fngd.FNGD(model, model[2].parameters(), lr=0.1, derive_steps=1)
     step(model, optimizer, *batch(6))
     optimizer.add_param_group({"params": model[0].parameters()})
-    with pytest.warns(UserWarning, match="'0' met no batch"):
+    with pytest.warns(UserWarning, match="'0' had no finite gradient"):
         step(model, optimizer, *batch(6))
     step(model, optimizer, *batch(6))
 

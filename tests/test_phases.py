@@ -225,7 +225,7 @@ def test_a_layer_that_never_derived_takes_the_plain_gradient_and_is_named():
     model.both = True
     plain = copy.deepcopy(model)
     optimizer.zero_grad()
-    with pytest.warns(UserWarning, match="'late' met no batch"):
+    with pytest.warns(UserWarning, match="'late' had no finite gradient"):
         output = model(x)
     cross_entropy(output, y).backward()
     cross_entropy(plain(x), y).backward()

@@ -116,7 +116,7 @@ def test_a_layer_without_a_gradient_keeps_none():
 
 def test_a_layer_that_never_had_a_gradient_is_named_when_sharing():
     specimen = pooled()
-    with pytest.warns(UserWarning, match=r"'pooler\.dense' met no batch"):
+    with pytest.warns(UserWarning, match=r"'pooler\.dense' had no finite gradient"):
         optimizer = stepped(specimen, "share")
     assert specimen.model.pooler.dense.weight.grad is None
     assert error(specimen, optimizer) <= TOLERANCE

@@ -297,8 +297,8 @@ class Layer:
         c, M = self.shared, samples.M
         if c is None:
             warnings.warn(
-                f"fngd: layer {self.name!r} met no batch while coefficients were derived: it takes the plain gradient. "
-                "To derive anew, call detach() and make a new optimizer",
+                f"fngd: layer {self.name!r} had no finite gradient while coefficients were derived: it takes the plain "
+                "gradient, if one comes. To derive anew, call detach() and make a new optimizer",
                 stacklevel=2,
             )
             c = torch.ones(1, dtype=gram_dtype(x.dtype), device=x.device)
