@@ -125,11 +125,11 @@ def test_the_bias_adds_its_own_inner_products():
     [
         (Shape(128, 1, 1, 512, 10), "pairwise"),
         (Shape(64, 1, 16, 512, 2048), "pairwise"),
-        (Shape(128, 1, 1024, 144, 16, 9, 1024, native=True), "kernel"),
-        (Shape(128, 1, 1024, 27, 16, 9, 1024, native=True), "materialised"),
-        (Shape(128, 1, 4, 4608, 512, 9, 4, native=True), "pixels"),
-        (Shape(128, 1, 16, 4608, 512, 9, 16, native=True), "pixels"),
-        (Shape(128, 1, 64, 2304, 256, 9, 64, native=True), "materialised"),
+        (Shape(128, 1, 1024, 144, 16, 9, 1024, shifted=True, native=True), "kernel"),
+        (Shape(128, 1, 1024, 27, 16, 9, 1024, shifted=True, native=True), "materialised"),
+        (Shape(128, 1, 4, 4608, 512, 9, 4, shifted=True, native=True), "pixels"),
+        (Shape(128, 1, 16, 4608, 512, 9, 16, shifted=True, native=True), "pixels"),
+        (Shape(128, 1, 64, 2304, 256, 9, 64, shifted=True, native=True), "materialised"),
     ],
 )
 def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route):
@@ -145,14 +145,14 @@ def test_the_plan_keeps_to_its_budget_unless_a_block_of_one_is_over_it(sizes, ke
 
 
 def test_a_route_that_is_asked_for_is_taken_where_it_is_possible():
-    shape = Shape(8, 1, 4, 9, 4, 9, 4, native=True)
+    shape = Shape(8, 1, 4, 9, 4, 9, 4, shifted=True, native=True)
     assert [plan(shape, 4, BUDGET, route).route for route in ROUTES] == list(ROUTES)
     assert plan(Shape(8, 1, 4, 9, 4), 4, BUDGET, "pixels").route in {"pairwise", "materialised"}
 
 
 def test_a_wide_layer_never_holds_its_per_sample_gradients():
     """512 → 512 channels, 3 × 3, batch 128: U would be 1.2 GB."""
-    shape = Shape(128, 1, 16, 512 * 9, 512, 9, 16, native=True)
+    shape = Shape(128, 1, 16, 512 * 9, 512, 9, 16, shifted=True, native=True)
     assert plan(shape).bytes <= BUDGET
     assert 4 * shape.M * shape.d_in * shape.d_out > 2**30
 

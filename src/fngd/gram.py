@@ -96,11 +96,13 @@ def shape_of(uses: Sequence[Use]) -> Shape:
     M, features = operation.samples.M, len(weight)
     T = sum(use.z.numel() for use in uses) // (M * features)
     shape = Shape(M, operation.groups, T, weight[0].numel(), features // operation.groups, weight[0, 0].numel())
-    if not isinstance(operation, Convolution) or len(uses) > 1 or operation.samples.repeats > 1:
+    if not isinstance(operation, Convolution):
         return shape
-    whole = operation.groups == 1 and 0 not in (M, T)
-    unit, native = whole and set(operation.stride) == {1}, whole and x.dtype in (torch.float32, torch.float64)
-    return shape._replace(native=native, pixels=x[0, 0].numel() if unit else 0)
+    shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // (M * x.shape[1]))
+    if len(uses) > 1 or operation.samples.repeats > 1 or operation.groups > 1 or 0 in (M, T):
+        return shape
+    native = x.dtype in (torch.float32, torch.float64)
+    return shape._replace(shifted=set(operation.stride) == {1}, native=native)
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:

@@ -47,7 +47,9 @@ class Shape(NamedTuple):
     kernel: int = 1
     """Positions of a convolution's kernel; 1 for a linear layer."""
     pixels: int = 0
-    """Pixels of a sample, S, where inner products of patches are sums of those of pixels; else 0."""
+    """A convolution's input pixels of a sample, S; 0 for a linear layer."""
+    shifted: bool = False
+    """Whether inner products of patches are sums of those of pixels: stride 1, one group, one use."""
     native: bool = False
     """Whether torch's kernel can give per-sample gradients."""
 
@@ -99,7 +101,7 @@ def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
     yield _materialised(shape, item, budget, keeps=True)
     if shape.native:
         yield _kernel(shape, item, budget)
-    if shape.pixels:
+    if shape.shifted:
         yield _pixels(shape, item)
 
 
@@ -121,7 +123,7 @@ def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
 
 
 def _pixels(shape: Shape, item: int) -> Plan:
-    M, _, T, d_in, d_out, kernel, S, _ = shape
+    M, _, T, d_in, d_out, kernel, S, *_ = shape
     channels, block = d_in // kernel, max(1, S // 8)
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
     held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 3 * T)) * item
@@ -141,7 +143,7 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
 
 
 def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
-    M, G, T, d_in, d_out, kernel, S, _ = shape
+    M, G, T, d_in, d_out, kernel, S, *_ = shape
     channels = d_in // kernel
     read = G * M * max(S, T) * channels * item
     U, patches = max(1, G * M * d_out * item), max(1, G * M * T * item if kernel > 1 else 0)  # for each feature
