@@ -30,7 +30,7 @@ def unwrapped(model: nn.Module) -> Unwrapped:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model, to try something on.
+    """A copy of a model, to try something on; of its parts, those that torch.compile has wrapped are plain in it.
 
     Args:
         model: The model, unwrapped.
@@ -47,7 +47,11 @@ def copied(model: nn.Module) -> nn.Module:
                 f"{type(module).__name__} is sharded by fully_shard, and a copy is needed, which FSDP does not allow: "
                 "ask before fully_shard is called, or on one more model that is built the same way"
             )
-    return copy.deepcopy(model)
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        for name, child in module._modules.items():
+            module._modules[name] = child if child is None else unwrapped(child).model
+    return copied
 
 
 def _wrapped(model: nn.Module) -> str | None:

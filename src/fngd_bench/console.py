@@ -150,7 +150,7 @@ def print_steps(record: StepRecord, rows: Sequence[Price]) -> None:
     size = "" if wanted.image_size is None else f", images {wanted.image_size}×{wanted.image_size}"
     origin = record.provenance
     table = Table(
-        title=f"{wanted.model}, {record.parameters:,} parameters, batch {wanted.batch}{size}, {wanted.steps} steps",
+        title=f"{wanted.subject}, {record.parameters:,} parameters, batch {wanted.batch}{size}, {wanted.steps} steps",
         caption=f"ratios to sgd, paired, with the median's 95 % interval; {origin.cpu}, {origin.threads} threads, "
         f"torch {origin.torch}",
     )
@@ -158,8 +158,10 @@ def print_steps(record: StepRecord, rows: Sequence[Price]) -> None:
     for title in ("median ms", "mean ms", "time ratio", "peak MiB", "memory ratio"):
         table.add_column(title, justify="right", no_wrap=True)
     for price in rows:
-        numbers = (f"{price.median_ms:.1f}", f"{price.mean_ms:.1f}", price.time.text(), f"{price.peak_mib:.0f}")
-        table.add_row(price.method, *numbers, price.memory.text())
+        peak = "–" if price.peak_mib is None else f"{price.peak_mib:.0f}"
+        memory = "–" if price.memory is None else price.memory.text()
+        times = (f"{price.median_ms:.1f}", f"{price.mean_ms:.1f}", price.time.text())
+        table.add_row(price.method, *times, peak, memory)
     show(table)
     if (sentence := disturbance(record)) is not None:
         Console().print(sentence, markup=False, highlight=False)

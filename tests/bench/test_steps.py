@@ -1,21 +1,29 @@
 """`bench step` and `bench import` measure what they say, on a model small enough for a test."""
 
+import functools
 import os
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+import torch._dynamo
 
 from fngd_bench.composite import preconditioner
 from fngd_bench.errors import InputError
 from fngd_bench.price import imports, memory, race, steps
 from fngd_bench.price.methods import METHODS, parse
 from fngd_bench.price.record import read, write
+from fngd_bench.price.table import table
 
 
 def small(methods="sgd,fngd-share", count=2, **options):
     wanted = steps.resolve("small-cnn", parse(methods), steps=count, batch=4, **options)
     return replace(wanted, memory_runs=1)
+
+
+def small_compiled(methods):
+    return steps.resolve("small-cnn", parse(methods), steps=2, batch=4, compiled=True)
 
 
 def quiet(_name):
@@ -138,6 +146,27 @@ def test_a_measurement_makes_a_record_that_survives_the_disk(tmp_path):
     assert record.provenance.torch == torch.__version__
     write(record, tmp_path / "record.json")
     assert read(tmp_path / "record.json") == record
+
+
+def test_a_compiled_measurement_has_times_only_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(race.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # quicker to make
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of what it does itself
+        record = steps.measure(small_compiled("fngd-share,fngd-derive"), quiet)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # plain, one that derives, one that shares
+    assert all(len(row.seconds) == 2 and not row.peak_bytes for row in record.measured)
+    write(record, tmp_path / "record.json")
+    assert read(tmp_path / "record.json") == record
+    row = table([record]).splitlines()[2]
+    assert row.startswith("| small-cnn, compiled |")
+    assert row.endswith("| – | – |")
+
+
+def test_a_method_that_differentiates_twice_is_not_compiled():
+    with pytest.raises(InputError, match="adahessian differentiates twice"):
+        small_compiled("adahessian")
 
 
 def test_imports_are_timed_in_pairs(monkeypatch):

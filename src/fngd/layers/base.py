@@ -29,12 +29,6 @@ MOST_SHAPES = 64
 SMALL = 1 << 17
 """Up to this many entries, a pass over a weight takes less time than a Python call does in the backward pass."""
 
-STRAY = (
-    "fngd: layer {name!r} is used outside of the model's forward pass: such a use is a batch of its own, and what the "
-    "layer's own input has in its batch dimension are the samples. If that is not what you mean, call the model, or "
-    "give the optimizer the module that you call. Said once"
-)
-
 
 class Layer:
     """One preconditioned layer: the parameters that share a vector of coefficients, and these coefficients.
@@ -105,9 +99,7 @@ class Layer:
         Returns:
             x weightᵀ + bias.
         """
-        batch = self.run.batch if batch is None else batch
-        if batch is None:
-            batch = self.run.recomputed_batch()
+        batch = self.run.at_hand if batch is None else batch
         key = (x.shape, batch, batch_dim)
         operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
@@ -144,9 +136,7 @@ class Layer:
         Returns:
             What `torch.nn.functional.conv1d`, `conv2d` or `conv3d` returns.
         """
-        batch = self.run.batch
-        if batch is None:
-            batch = self.run.recomputed_batch()
+        batch = self.run.at_hand
         key = (x.shape, batch, stride, padding, dilation, groups)
         operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
@@ -242,9 +232,6 @@ class Layer:
 
     def _noted(self) -> tuple[Tensor, Notes]:
         """The token and the notes that all uses of the layer in this forward pass share."""
-        if self.run.outside and not self.run.strayed:
-            self.run.strayed = True
-            warnings.warn(STRAY.format(name=self.name), stacklevel=2)
         opened = self.run.open()
         token, notes = opened.get(self, (None, None))
         if notes is not None and notes.finished:

@@ -47,8 +47,6 @@ class Run:
     """Whether torch.compile makes a graph of the whole forward pass under way."""
     layers: list[Any] = field(default_factory=list)
     """All layers of the model."""
-    strayed: bool = False
-    """Whether a layer has derived outside of any forward pass of the model."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _latest: int | None = None
@@ -117,20 +115,20 @@ class Run:
         if not self.deriving:
             self.scratch.trim()
 
-    def recomputed_batch(self) -> int | None:
-        """Samples in the batch of a part that is run again during a backward pass; None outside of one."""
-        if self._latest is None:
-            return None
-        return self._latest if current_backward() != NO_BACKWARD else None
+    @property
+    def at_hand(self) -> int | None:
+        """Samples in the batch at hand; None if a layer is called from outside of the model.
+
+        A part that runs outside of a forward pass may be run again by a checkpoint. A compiled graph cannot see
+        whether a backward pass is under way: there it is always taken for that.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            return self._latest
+        return self._latest if self.batch is None and current_backward() != NO_BACKWARD else self.batch
 
     def open(self) -> Open:
         """The layers whose uses belong together with a use that is made now."""
-        return {} if self.outside else self._open
-
-    @property
-    def outside(self) -> bool:
-        """Whether a use that is made now belongs to no pass of the model, a part that is run again included."""
-        return not self.inside and current_backward() == NO_BACKWARD
+        return self._open if self._depth or self._stepping or current_backward() != NO_BACKWARD else {}
 
 
 def batch_size(inputs: Any, dim: int) -> int | None:

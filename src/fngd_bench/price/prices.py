@@ -21,8 +21,9 @@ class Price:
     mean_ms: float
     """Beside the median, since the median hides what comes back every few steps."""
     time: Ratio
-    peak_mib: float
-    memory: Ratio
+    peak_mib: float | None
+    """None where memory was not measured."""
+    memory: Ratio | None
 
 
 def prices(record: StepRecord) -> tuple[Price, ...]:
@@ -45,8 +46,8 @@ def _price(row: Measured, reference: Measured) -> Price:
         median_ms=1e3 * statistics.median(row.seconds),
         mean_ms=1e3 * statistics.fmean(row.seconds),
         time=paired_ratio(row.seconds, reference.seconds, row.period),
-        peak_mib=statistics.median(row.peak_bytes) / 2**20,
-        memory=paired_ratio(row.peak_bytes, reference.peak_bytes),
+        peak_mib=statistics.median(row.peak_bytes) / 2**20 if row.peak_bytes else None,
+        memory=paired_ratio(row.peak_bytes, reference.peak_bytes) if row.peak_bytes else None,
     )
 
 
@@ -59,7 +60,7 @@ def disturbance(record: StepRecord) -> str | None:
     Returns:
         A sentence.
     """
-    return busy(record.settings.model, record.other_cores)
+    return busy(record.settings.subject, record.other_cores)
 
 
 def busy(what: str, other_cores: float | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -54,23 +55,25 @@ def start(wanted: StepSettings) -> Start:
 class Racer:
     """One method with its own model and optimizer."""
 
-    def __init__(self, method: Method, model: nn.Module, batch: Batch) -> None:
+    def __init__(self, method: Method, model: nn.Module, batch: Batch, *, compiled: bool = False) -> None:
         """Make the optimizer.
 
         Args:
             method: The method.
             model: Its own model.
             batch: The batch that every step eats.
+            compiled: Whether the model is compiled, at the first step.
         """
         self.method = method
         self.model = model
         self.batch = batch
         self.optimizer = method.make(model)
+        self.forward: Callable[..., Any] = torch.compile(model) if compiled else model
 
     def step(self) -> None:
         """One whole training step."""
         self.optimizer.zero_grad()
-        error = loss(self.model(*self.batch.inputs), self.batch.targets)
+        error = loss(self.forward(*self.batch.inputs), self.batch.targets)
         optimizers.backward(error, self.model, second_order=self.method.second_order)
         self.optimizer.step()
 
@@ -100,17 +103,35 @@ class Racer:
             )
 
 
-def racers(methods: Sequence[Method], begin: Start) -> list[Racer]:
+def racers(methods: Sequence[Method], begin: Start, *, compiled: bool = False) -> list[Racer]:
     """A racer for each method, all from the same weights.
 
     Args:
         methods: The methods.
         begin: Model and batch; the model itself is left alone.
+        compiled: Whether each one's model is compiled.
 
     Returns:
         The racers, in the methods' order.
     """
-    return [Racer(method, copy.deepcopy(begin.model), begin.batch) for method in methods]
+    return [Racer(method, copy.deepcopy(begin.model), begin.batch, compiled=compiled) for method in methods]
+
+
+def room_for_graphs(wanted: StepSettings) -> AbstractContextManager[Any]:
+    """Where all racers' graphs are kept: they share the model's code, and torch gives up on code of many graphs.
+
+    Args:
+        wanted: Resolved settings.
+
+    Returns:
+        What to enter.
+    """
+    if not wanted.compiled:
+        return nullcontext()
+    from torch._dynamo import config
+
+    room: AbstractContextManager[Any] = config.patch(recompile_limit=8 * len(wanted.methods))
+    return room
 
 
 def interleave(runners: Sequence[Racer], wanted: StepSettings, advance: Advance) -> list[list[float]]:

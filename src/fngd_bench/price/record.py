@@ -13,7 +13,6 @@ from typing import Any
 
 from fngd_bench.errors import InputError
 from fngd_bench.files import read_text, write_text
-from fngd_bench.price.routes_record import RoutesRecord, read_routes
 from fngd_bench.price.scaling_record import ScalingRecord, read_scaling
 from fngd_bench.provenance import Provenance
 
@@ -38,6 +37,13 @@ class StepSettings:
     warmup: int
     memory_runs: int
     seed: int
+    compiled: bool = False
+    """Whether every method's model is compiled. Memory is not measured then: the compiler's own would be in it."""
+
+    @property
+    def subject(self) -> str:
+        """What was timed."""
+        return f"{self.model}, compiled" if self.compiled else self.model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +61,8 @@ class Measured:
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds) <= 0 or len(self.seconds) % self.period:
             raise ValueError(f"seconds of {self.method} must be above 0 and fill periods of {self.period}")
-        if not self.peak_bytes or min(self.peak_bytes) <= 0:
-            raise ValueError(f"peak_bytes of {self.method} must be above 0, at least one")
+        if min(self.peak_bytes, default=1) <= 0:
+            raise ValueError(f"peak_bytes of {self.method} must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,8 @@ class StepRecord:
             raise ValueError(f"there is no {REFERENCE!r} among the methods to compare with")
         if len({(len(row.seconds), len(row.peak_bytes)) for row in self.measured}) > 1:
             raise ValueError("every method must have as many steps and memory runs as the others")
+        if not self.settings.compiled and not all(row.peak_bytes for row in self.measured):
+            raise ValueError("peak_bytes must be measured, unless the models are compiled")
 
     def of(self, method: str) -> Measured | None:
         """The numbers of one method, None if it was not measured.
@@ -103,7 +111,7 @@ class ImportRecord:
             raise ValueError("fngd_seconds and torch_seconds must be pairs of numbers above 0")
 
 
-Record = StepRecord | ImportRecord | ScalingRecord | RoutesRecord
+Record = StepRecord | ImportRecord | ScalingRecord
 
 
 def write(record: Record, path: Path) -> None:
@@ -186,11 +194,5 @@ _READERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "step": _step,
     "import": _import,
     "scaling": read_scaling,
-    "routes": read_routes,
 }
-_KINDS: dict[type[Record], str] = {
-    StepRecord: "step",
-    ImportRecord: "import",
-    ScalingRecord: "scaling",
-    RoutesRecord: "routes",
-}
+_KINDS: dict[type[Record], str] = {StepRecord: "step", ImportRecord: "import", ScalingRecord: "scaling"}

@@ -29,6 +29,7 @@ def resolve(
     batch: int | None = None,
     image_size: int | None = None,
     seed: int = 0,
+    compiled: bool = False,
 ) -> StepSettings:
     """Check what is asked for and fill in the model's defaults.
 
@@ -39,6 +40,7 @@ def resolve(
         batch: Samples, M.
         image_size: Side of the images, for models of images.
         seed: Of weights, batch and order.
+        compiled: Whether every method's model is compiled.
 
     Returns:
         The resolved settings.
@@ -53,6 +55,8 @@ def resolve(
         raise InputError(f"batch={batch} must be at least 2: BatchNorm and coefficients need samples to compare")
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or above")
+    if compiled and (twice := [name for name in methods if METHODS[name].second_order]):
+        raise InputError(f"{twice[0]} differentiates twice, which a compiled model cannot: leave out it or --compile")
     return StepSettings(
         model=model,
         classes=entry.classes,
@@ -61,8 +65,9 @@ def resolve(
         methods=methods,
         steps=steps,
         warmup=WARMUP,
-        memory_runs=MEMORY_RUNS,
+        memory_runs=0 if compiled else MEMORY_RUNS,
         seed=seed,
+        compiled=compiled,
     )
 
 
@@ -99,8 +104,8 @@ def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
     Returns:
         The record.
     """
-    with torch.random.fork_rng():
-        runners = race.racers([METHODS[name] for name in wanted.methods], race.start(wanted))
+    with torch.random.fork_rng(), race.room_for_graphs(wanted):
+        runners = race.racers([METHODS[name] for name in wanted.methods], race.start(wanted), compiled=wanted.compiled)
         parameters = sum(parameter.numel() for parameter in runners[0].model.parameters())
         before = neighbours.reading()
         times = race.interleave(runners, wanted, advance)

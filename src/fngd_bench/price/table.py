@@ -39,18 +39,16 @@ class Column:
         Returns:
             The text.
         """
-        if self.method not in row:
-            return "–"
-        ratio: Ratio = getattr(row[self.method], self.quantity)
-        return _judged(ratio, self.goal)
+        ratio: Ratio | None = getattr(row[self.method], self.quantity) if self.method in row else None
+        return "–" if ratio is None else _judged(ratio, self.goal)
 
 
 COLUMNS = (
     Column("sharing step", "fngd-share", "time", 1.02),
     Column("constant", "fngd-constant", "time", 1.005),
-    Column("deriving step", "fngd-derive", "time", 1.5),
+    Column("deriving step", "fngd-derive", "time"),
     Column("peak memory, sharing", "fngd-share", "memory", 1.03),
-    Column("peak memory, deriving", "fngd-derive", "memory", 1.25),
+    Column("peak memory, deriving", "fngd-derive", "memory"),
 )
 
 
@@ -101,7 +99,7 @@ def insert(document: str, text: str) -> str:
 def _row(record: StepRecord) -> list[str]:
     row = {price.method: price for price in prices(record)}
     wanted = record.settings
-    return [wanted.model, str(wanted.batch), str(wanted.steps), *(column.cell(row) for column in COLUMNS)]
+    return [wanted.subject, str(wanted.batch), str(wanted.steps), *(column.cell(row) for column in COLUMNS)]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -114,11 +112,14 @@ def _judged(ratio: Ratio, goal: float | None) -> str:
 
 
 def _caption(steps: Sequence[StepRecord]) -> str:
-    runs = sorted({record.settings.memory_runs for record in steps})
+    runs = sorted({record.settings.memory_runs for record in steps if record.settings.memory_runs})
+    memory = (
+        " Peak memory: what the process held at most, less what it held before the model was built; median [range] of "
+        f"{' or '.join(map(str, runs))} processes each."
+    )
     return (
         "Ratios to fused SGD with momentum, which ran interleaved in the same process: median of the paired ratios "
-        "[95 % interval of the median]. Peak memory: what the process held at most, less what it held before the model "
-        f"was built; median [range] of {' or '.join(map(str, runs))} processes each."
+        f"[95 % interval of the median].{memory if runs else ''}"
     )
 
 

@@ -82,6 +82,6 @@ def memory(summary: MethodSummary) -> str:
     Returns:
         The text.
     """
-    if summary.price is not None:
+    if summary.price is not None and summary.price.peak_mib is not None:
         return f"{summary.price.peak_mib:,.0f} MiB *"
     return DASH if summary.peak_mib is None else quantity(summary.peak_mib.high, " MiB", 0)

@@ -48,6 +48,6 @@ def price_of(record: StepRecord | None, method: str) -> Price | None:
 
 
 def _fits(run: Run, record: StepRecord) -> bool:
-    named = run.settings.workload.endswith(f"-{record.settings.model}")
+    named = run.settings.workload.endswith(f"-{record.settings.model}") and not record.settings.compiled
     gap = abs(run.header.parameters - record.parameters)
     return named and run.settings.batch == record.settings.batch and gap <= HEAD * record.parameters

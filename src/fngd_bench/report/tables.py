@@ -87,7 +87,7 @@ def step_prices(record: StepRecord) -> Table:
     wanted, origin = record.settings, record.provenance
     disturbed = disturbance(record)
     return Table(
-        title=f"{wanted.model}, batch {wanted.batch}, {record.parameters:,} parameters",
+        title=f"{wanted.subject}, batch {wanted.batch}, {record.parameters:,} parameters",
         head=("method", "median step", "mean step", "time over sgd’s", "peak memory", "memory over sgd’s"),
         rows=tuple(
             (
@@ -95,8 +95,8 @@ def step_prices(record: StepRecord) -> Table:
                 f"{price.median_ms:.1f} ms",
                 f"{price.mean_ms:.1f} ms",
                 price.time.text(),
-                f"{price.peak_mib:,.0f} MiB",
-                price.memory.text(),
+                DASH if price.peak_mib is None else f"{price.peak_mib:,.0f} MiB",
+                DASH if price.memory is None else price.memory.text(),
             )
             for price in prices(record)
         ),
