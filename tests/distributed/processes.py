@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-SECONDS = 60
+SECONDS = 30
 """After so long, a process that waits for another gives up: a deadlock is a failure."""
 
 
@@ -53,7 +53,7 @@ class Processes:
 
 
 def _answer(pipe):
-    if not pipe.poll(4 * SECONDS):
+    if not pipe.poll(3 * SECONDS):
         return None, "no answer: the process hangs"
     try:
         return pipe.recv()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from oracle import ALPHA, LAYERS, MOMENTUM, RATE, batch, network
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -153,6 +153,21 @@ def untouched(rank, how, momentum, folder):
 def test_the_step_that_torch_takes_to_set_up_an_optimizers_state_is_not_counted(processes, tmp_path, how, momentum):
     for answer in processes.run(2, untouched, how, momentum, str(tmp_path)):
         assert answer == (0, DERIVE - 1, "derive")
+
+
+def flattened(rank):
+    """Torch's other layout of an optimizer's state keeps only what its groups hold by themselves."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model, optimizer = build("ddp")
+    train(model, optimizer, rank, 0, 1)
+    weights, state = get_state_dict(model, optimizer, options=options)
+    with pytest.raises(ValueError, match="flatten_optimizer_state_dict") as caught:
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
+    return str(caught.value)
+
+
+def test_a_state_that_has_lost_the_coefficients_is_refused(processes):
+    assert all("natural_gradient" in message for message in processes.run(2, flattened))
 
 
 def under_adamw(rank, folder):

@@ -35,8 +35,8 @@ def train(ddp, optimizer, data, rank):
     for ranks in data:
         *first, (x, y) = ranks[rank]
         optimizer.zero_grad()
-        with ddp.no_sync():
-            for earlier, labels in first:
+        for earlier, labels in first:
+            with ddp.no_sync():
                 cross_entropy(ddp(earlier), labels).backward()
         cross_entropy(ddp(x), y).backward()
         if all(p.grad is None or p.grad.isfinite().all() for p in ddp.parameters()):
@@ -114,6 +114,30 @@ def test_a_batch_that_is_not_finite_on_one_rank_enters_no_rank_and_is_counted_on
     for _, _, state in check(processes, 2, data=data):
         assert state["natural_gradient"]["step"] == STEPS
         assert all(state["natural_gradient"]["layers"][name]["skipped"] == 0.5 for name in LAYERS)
+
+
+def compiled(rank, order, data):
+    warnings.simplefilter("default")  # torch's compiler has a few of its own
+    model = network()
+    if order == "compiled first":
+        ddp = DistributedDataParallel(torch.compile(model, backend="aot_eager"))
+    else:
+        ddp = torch.compile(DistributedDataParallel(model), backend="aot_eager")
+    optimizer = make(ddp)
+    train(ddp, optimizer, data, rank)
+    warnings.simplefilter("error")
+    torch.compiler.reset()
+    return [p.detach() for p in model.parameters()], list(optimizer.coefficients)
+
+
+@pytest.mark.parametrize("order", ["compiled first", "wrapped first"])
+def test_a_compiled_model_trains_in_ddp_as_an_eager_one(processes, order):
+    data = batches(STEPS, 2)
+    expected, _ = trained(network(), data, DERIVE)
+    for parameters, names in processes.run(2, compiled, order, data):
+        assert names == list(LAYERS)
+        for p, q in zip(parameters, expected.parameters(), strict=True):
+            assert torch.allclose(p, q, rtol=0, atol=CLOSE)
 
 
 def pairs(rank):
