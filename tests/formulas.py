@@ -74,3 +74,46 @@ def gradients(policy, model, x, y, c, loss=cross_entropy):
 def found_gradients(model):
     """What `p.grad` holds, by layer."""
     return {name: reference.flat([p.grad for p in module.parameters()]) for name, module in layers(model).items()}
+
+
+class Formula:
+    """Adds to the p.grad of a plain model what `backward` must leave there under a policy."""
+
+    def __init__(self, model, policy):
+        self.model, self.policy, self.steps, self.means, self.counts = model, policy, 0, {}, {}
+
+    def backward(self, x, y, factor=1.0):
+        """Add the gradient of `factor` times the mean of the samples' losses."""
+        twin, trained = exact(self.model).requires_grad_(), self.trained()
+
+        def loss(output, targets):
+            return factor * cross_entropy(output, targets)
+
+        U = {name: columns(twin, x, y, name, loss) for name in trained}
+        c = self.derived(twin, x, y, trained, loss) if self.policy.derives(self.steps) else self.shared(len(y))
+        for name, module in trained.items():
+            own = next(iter(c.values())) if isinstance(self.policy, fngd.FromHead) else c[name]
+            total = U[name] @ own / len(y)
+            for p, part in zip(module.parameters(), total.split([p.numel() for p in module.parameters()]), strict=True):
+                p.grad = part.view_as(p) + (0 if p.grad is None else p.grad)
+
+    def trained(self):
+        return {name: module for name, module in layers(self.model).items() if module.weight.requires_grad}
+
+    def derived(self, twin, x, y, trained, loss):
+        """The batch's own coefficients; as many as c̃ has enter it, fewer do not."""
+        found = coefficients(self.policy, twin, x, y, loss)
+        for name, c in found.items():
+            if name in trained and len(c) >= len(self.means.get(name, ())):
+                count = self.counts[name] = self.counts.get(name, 0) + 1
+                share = float(self.policy.weight(torch.tensor(count, dtype=torch.float64)))
+                self.means[name] = c if count == 1 else (1 - share) * self.means[name] + share * c
+        return found
+
+    def shared(self, size):
+        """c̃, cut to the batch with its mean kept."""
+        made = {name: self.policy.share(c).expand(len(c)) for name, c in self.means.items()}
+        return {name: c[:size] * c.mean() / c[:size].mean() for name, c in made.items()}
+
+    def count(self, *_):
+        self.steps += 1
