@@ -16,6 +16,8 @@ from torch import Tensor
 
 KEPT_BYTES = 8 << 20
 """What a buffer may hold on to between two sharing steps."""
+MOST_VIEWS = 1024
+"""Shapes to keep in mind: inputs may come in any number of them."""
 
 Key = tuple[str, torch.dtype, torch.device]
 
@@ -46,6 +48,8 @@ class Scratch(threading.local):
         key = (t.shape, t.stride(), t.dtype, t.device)
         view = self._views.get(key)
         if view is None:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
             buffer = self._buffer(("product", t.dtype, t.device), t.numel())
             view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
         return view

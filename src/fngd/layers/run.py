@@ -8,6 +8,7 @@ runs parts of the forward pass again during the backward pass; the batch size is
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,12 @@ from fngd.weighted import NO_BACKWARD, Notes, current_backward
 
 Open = dict[object, tuple[Tensor, Notes | None]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""
+
+TWO_THREADS = (
+    "fngd: the model is in a forward pass in another thread, and a preconditioned model takes one batch at a time. For "
+    "several devices use DistributedDataParallel, one process for each, in place of DataParallel; for several threads "
+    "give each a model and an optimizer of its own. Under torch.no_grad() any number of threads may evaluate it"
+)
 
 
 @dataclass
@@ -49,6 +56,8 @@ class Run:
     """All layers of the model."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
+    _thread: int | None = None
+    """The thread they are in; None in a graph that is being made."""
     _latest: int | None = None
     """`batch` of the latest forward pass."""
     _stepping: bool = False
@@ -59,9 +68,18 @@ class Run:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts; a model that calls itself is still in the same pass."""
+        self._check_thread()
         self._depth += 1
         if self._depth == 1:
             self._begin(args, kwargs)
+
+    def _check_thread(self) -> None:
+        """What is known of a pass is known for one pass at a time; a graph that is being made has no thread."""
+        here = None if torch.compiler.is_dynamo_compiling() else threading.get_ident()
+        if self._depth == 0:
+            self._thread = here
+        elif here != self._thread and here is not None and self._thread is not None:
+            raise RuntimeError(TWO_THREADS)
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.entered = True
