@@ -197,6 +197,7 @@ def test_an_empty_batch_has_zero_gradients_and_changes_no_coefficient(policy):
 
 
 @every_policy
+@pytest.mark.filterwarnings("ignore:fngd. layer '3' is used outside of the model")
 def test_training_goes_on_after_an_error_in_the_middle_of_a_forward_pass(policy):
     """A batch of a wrong shape, caught: nothing of it is left in the next pass."""
     model, same = network(), network()
