@@ -3,7 +3,7 @@
 Each process derives coefficients from its own part of the batch; when deriving ends they are averaged, so that all
 processes share the same. `python examples/accelerate_loop.py` runs it on one process.
 
-Run with: torchrun --nproc-per-node 2 examples/accelerate_loop.py
+Run with: torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
 """
 
 import torch

@@ -214,6 +214,7 @@ class Shell(nn.Module):
         self.net = net
 
 
+@pytest.mark.filterwarnings("ignore:fngd. layer .* is used outside of the model")
 def test_calls_from_outside_of_the_model_are_batches_of_their_own():
     shell, net = Shell(network()), network()
     fngd.FNGD(shell, lr=0.1, derive_steps=1)
@@ -225,6 +226,14 @@ def test_calls_from_outside_of_the_model_are_batches_of_their_own():
             total = total + cross_entropy(call(x), y)
         total.backward()
     assert all(relative_error(a, b) <= 1e-12 for a, b in zip(gradients(shell), gradients(net), strict=True))
+
+
+def test_the_first_call_from_outside_of_the_model_is_warned_of():
+    shell, (x, _) = Shell(network()), batch(4)
+    fngd.FNGD(shell, lr=0.1, derive_steps=1)
+    with pytest.warns(UserWarning, match=r"layer 'net\.\w+' is used outside of the model's forward pass"):
+        shell.net(x)
+    shell.net(x)  # said once: a second warning would be an error
 
 
 def test_a_model_that_calls_itself_is_one_pass():

@@ -164,6 +164,7 @@ def test_an_empty_batch_has_zero_gradients_and_leaves_no_trace(build, policy):
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:fngd. layer .* is used outside of the model")
 def test_one_sample_without_a_batch_dimension_is_a_batch_of_one():
     torch.manual_seed(0)
     for module, shape in ((nn.Linear(4, 3), (4,)), (nn.Conv2d(2, 3, 3), (2, 5, 5)), (Attend(), (4, 8))):

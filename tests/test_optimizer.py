@@ -189,6 +189,7 @@ def test_the_loss_falls():
 
 
 @pytest.mark.parametrize("settings", [{}, {"dampening": 0.3, "weight_decay": 0.1}, {"maximize": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:fngd. layer .* is used outside of the model")
 def test_a_parameter_may_get_its_first_gradient_late(settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

@@ -84,13 +84,14 @@ class Diagnosis:
 
 def _cells(row: Row) -> tuple[str, ...]:
     gradient = row.gradient if row.preconditioned else f"{row.gradient}: {row.reason}"
-    shapes = ", ".join(_shape(shape) for shape in row.shapes) or (row.reason if row.preconditioned else "")
+    shapes = ", ".join(shape_text(shape) for shape in row.shapes) or (row.reason if row.preconditioned else "")
     routes = ", ".join(dict.fromkeys(chosen.route for chosen in row.plans))
     price = (f"{row.flops / 1e9:.3g}", f"{row.bytes / 2**20:.3g}") if row.plans else ("", "")
     return (row.name or "(model)", row.kind, f"{row.parameters:,}", gradient, shapes, routes, *price)
 
 
-def _shape(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
+    """The sizes as the table shows them."""
     groups = f"{shape.G} groups of " if shape.G > 1 else ""
     return f"{groups}{shape.M} × {shape.T} × {shape.d_in} → {shape.d_out}"
 

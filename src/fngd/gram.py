@@ -121,44 +121,51 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
 def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """Pairwise for a convolution of stride 1: position s of the kernel's offset o sees pixel s + o.
 
-    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; blocks below the diagonal are
-    those above it transposed, before and after a shift.
+    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; pairs (s, t) with s after t
+    are the others transposed, before and after a shift.
     """
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
-    M, space, out, dtype = len(x), x.shape[2:], z.shape[2:], gram_dtype(x.dtype)
+    M, space, out, dtype, every = len(x), x.shape[2:], z.shape[2:], gram_dtype(x.dtype), slice(None)
     seen = x.flatten(2).permute(2, 0, 1).reshape(-1, x.shape[1]).to(dtype)
-    sent = divided(z.flatten(2).permute(2, 0, 1), scale, z.new_empty(shape.T, M, z.shape[1], dtype=dtype)).flatten(0, 1)
-    Q = _upper(seen, M, plan.block, scratch.take("U", (len(seen), len(seen)), dtype, x.device))
-    Z = _upper(sent, M, plan.block, scratch.take("read", (len(sent), len(sent)), dtype, x.device))
-    P = scratch.take("patches", Z.shape, dtype, x.device).zero_()
-    from_each, to_each = P.view(*out, M, *out, M), Q.view(*space, M, *space, M)
-    for offset in product(*(range(k) for k in weight.shape[2:])):
-        shifts = [o * d - p for o, d, p in zip(offset, operation.dilation, operation.padding, strict=True)]
-        here = [slice(max(0, -s), min(n, size - s)) for s, n, size in zip(shifts, out, space, strict=True)]
-        if all(part.start < part.stop for part in here):
-            there = [slice(part.start + s, part.stop + s) for part, s in zip(here, shifts, strict=True)]
-            every = slice(None)
-            from_each[(*here, every, *here)] += to_each[(*there, every, *there)]
-    return Gram(_over_pixels(P, Z, M))
+    sent = divided(z.flatten(2).permute(2, 0, 1), scale, z.new_empty(shape.T, M, z.shape[1], dtype=dtype))
+    Q = _upper(seen, plan.block * M, scratch.take("U", (len(seen), len(seen)), dtype, x.device))
+    Q = Q.view(*space, M, *space, M)
+    P = scratch.take("patches", (M, *out, M), dtype, x.device)
+    upper, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
+    shifts = _shifts(operation, weight.shape[2:], space, out)
+    for number, s in enumerate(product(*(range(n) for n in out))):
+        P.zero_()
+        for shift, here, there in shifts:
+            if all(part.start <= at < part.stop for part, at in zip(here, s, strict=True)):
+                pixel = [slice(at + by, at + by + 1) for at, by in zip(s, shift, strict=True)]
+                P[(every, *here)] += Q[(*pixel, every, *there)].flatten(0, len(s))
+        Z = sent[number] @ sent[number:].flatten(0, 1).T
+        pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
+        upper += pairs.sum(1)
+        diagonal += pairs[:, 0]
+    return Gram(upper + upper.T - diagonal)
 
 
-def _upper(rows: Tensor, M: int, block: int, out: Tensor) -> Tensor:
-    """The products of rows with those that are not before them, a block of pixels at a time; 0 elsewhere."""
-    for here in _blocks(len(rows), block * M):
+def _upper(rows: Tensor, block: int, out: Tensor) -> Tensor:
+    """The products of rows with those that are not before them, a block of rows at a time; 0 elsewhere."""
+    for here in _blocks(len(rows), block):
         out[here, : here.start] = 0
         torch.mm(rows[here], rows[here.start :].T, out=out[here, here.start :])
     return out
 
 
-def _over_pixels(P: Tensor, Z: Tensor, M: int) -> Tensor:
-    """Σ_{s,t} P_st * Z_st over pairs of pixels, (M, M), from the pairs with s not after t."""
-    upper, diagonal = Z.new_zeros(M, M), Z.new_zeros(M, M)
-    for here in _blocks(len(Z), M):
-        pairs = Z[here, here.start :].mul_(P[here, here.start :]).unflatten(1, (-1, M))
-        upper += pairs.sum(1)
-        diagonal += pairs[:, 0]
-    return upper + upper.T - diagonal
+def _shifts(
+    operation: Convolution, kernel: Sequence[int], space: Sequence[int], out: Sequence[int]
+) -> list[tuple[list[int], list[slice], list[slice]]]:
+    """For each position of the kernel: how far it looks, from which output positions, and at which pixels."""
+    found = []
+    for offset in product(*(range(k) for k in kernel)):
+        shift = [o * d - p for o, d, p in zip(offset, operation.dilation, operation.padding, strict=True)]
+        here = [slice(max(0, -s), min(n, size - s)) for s, n, size in zip(shift, out, space, strict=True)]
+        there = [slice(part.start + s, part.stop + s) for part, s in zip(here, shift, strict=True)]
+        found.append((shift, here, there))
+    return found
 
 
 def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:

@@ -126,7 +126,7 @@ def _pixels(shape: Shape, item: int) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
     channels, block = d_in // kernel, max(1, S // 8)
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
-    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 2 * T**2)) * item
+    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 3 * T)) * item
     seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 * item / VISITED
     return Plan("pixels", block, flops, held, seconds + _second_product(shape))
 

@@ -27,6 +27,7 @@ COMMANDS = [
     ("doctor",),
     ("bench", "step"),
     ("bench", "scaling"),
+    ("bench", "routes"),
     ("bench", "import"),
     ("bench", "table"),
     ("data", "list"),
@@ -115,6 +116,10 @@ def test_help_does_not_wait_for_torch():
         (("bench", "scaling", "--out", "/nowhere/page.html"), "/nowhere"),
         (("bench", "scaling", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("bench", "scaling", "--read", "/nowhere.json"), "/nowhere.json"),
+        (("bench", "routes"), "--model"),
+        (("bench", "routes", "--model", "resnet33"), "resnet32"),
+        (("bench", "routes", "--model", "resnet32", "--rounds", "0"), "rounds=0"),
+        (("bench", "routes", "--model", "resnet32", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("bench", "import", "--pairs", "0"), "pairs=0"),
         (("bench", "table"), "FILE"),
         (("bench", "table", "/nowhere.json"), "/nowhere.json"),
@@ -214,6 +219,17 @@ def test_growth_is_fitted_recorded_drawn_and_drawn_again(capsys, monkeypatch, tm
     assert (code, err) == (0, "")
     assert repeated.splitlines()[:-1] == out.splitlines()[:-1]
     assert again.read_text() == page.read_text()
+
+
+def test_routes_are_timed_recorded_and_judged(capsys, tmp_path):
+    path = tmp_path / "record.json"
+    words = ("--model", "small-cnn", "--batch", 2, "--rounds", 1, "--budget", 64, "--json", path)
+    code, out, err = run(capsys, "bench", "routes", *words)
+    assert code == 0
+    assert "2 × 64 × 288 → 64" in out
+    assert "The planner's choice is within 10 % of the best route on " in out
+    assert "2 × 1 × 64 → 10: round 1/1" in err
+    assert read(path).settings.budget_bytes == 64 * 2**20
 
 
 def test_the_table_is_printed_or_put_into_the_readme(capsys, tmp_path, make_record):

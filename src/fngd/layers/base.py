@@ -29,6 +29,12 @@ MOST_SHAPES = 64
 SMALL = 1 << 17
 """Up to this many entries, a pass over a weight takes less time than a Python call does in the backward pass."""
 
+STRAY = (
+    "fngd: layer {name!r} is used outside of the model's forward pass: such a use is a batch of its own, and what the "
+    "layer's own input has in its batch dimension are the samples. If that is not what you mean, call the model, or "
+    "give the optimizer the module that you call. Said once"
+)
+
 
 class Layer:
     """One preconditioned layer: the parameters that share a vector of coefficients, and these coefficients.
@@ -232,6 +238,9 @@ class Layer:
 
     def _noted(self) -> tuple[Tensor, Notes]:
         """The token and the notes that all uses of the layer in this forward pass share."""
+        if self.run.outside and not self.run.strayed:
+            self.run.strayed = True
+            warnings.warn(STRAY.format(name=self.name), stacklevel=2)
         opened = self.run.open()
         token, notes = opened.get(self, (None, None))
         if notes is not None and notes.finished:

@@ -54,6 +54,8 @@ class Run:
     """Whether torch.compile makes a graph of the whole forward pass under way."""
     layers: list[Any] = field(default_factory=list)
     """All layers of the model."""
+    strayed: bool = False
+    """Whether a layer has derived outside of any forward pass of the model."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _thread: int | None = None
@@ -146,7 +148,12 @@ class Run:
 
     def open(self) -> Open:
         """The layers whose uses belong together with a use that is made now."""
-        return self._open if self._depth or self._stepping or current_backward() != NO_BACKWARD else {}
+        return {} if self.outside else self._open
+
+    @property
+    def outside(self) -> bool:
+        """Whether a use that is made now belongs to no pass of the model, a part that is run again included."""
+        return not self.inside and current_backward() == NO_BACKWARD
 
 
 def batch_size(inputs: Any, dim: int) -> int | None:

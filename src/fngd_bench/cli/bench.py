@@ -1,4 +1,4 @@
-"""`fngd bench`: what a step, or an import, costs, and how that grows."""
+"""`fngd bench`: what a step, a route or an import costs, and how that grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from fngd_bench.cli.options import METHODS, MODELS, Json, Seed
 
 app = typer.Typer(
-    help="Measure what a step, or an import, costs, and how that grows.",
+    help="Measure what a step, a route or an import costs, and how that grows.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -106,6 +106,41 @@ def bench_scaling(
     if out is not None:
         scaling_report.write_page(result, out)
         typer.echo(f"{out}: the page, open it in a browser")
+
+
+@app.command("routes")
+def bench_routes(
+    model: Annotated[str, typer.Option(help=f"{MODELS}.")],
+    batch: Annotated[int | None, typer.Option(help="Samples of a batch; by default 128, 64 for transformer.")] = None,
+    rounds: Annotated[int, typer.Option(help="Timed calls of each route.")] = 7,
+    budget: Annotated[
+        int | None, typer.Option(metavar="MIB", help="Scratch memory of a Gram matrix; by default the library's.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = None,
+) -> None:
+    """Time every route to every Gram matrix of a model, and hold the planner's choice against the best one.
+
+    Example: `fngd bench routes --model resnet32 --json records/routes/resnet32.json`
+    """
+    from fngd_bench import console, files
+    from fngd_bench.price import choices, record
+    from fngd_bench.price import routes as routes_bench
+    from fngd_bench.price.prices import busy
+    from fngd_bench.report import routes as routes_report
+
+    wanted = routes_bench.resolve(model, rounds=rounds, batch=batch, budget=budget, seed=seed)
+    if json is not None:
+        files.check_writable(json)
+    found = routes_bench.weights(wanted)
+    with console.progress(routes_bench.pieces(wanted, found)) as advance:
+        result = routes_bench.measure(wanted, found, advance)
+    if json is not None:
+        record.write(result, json)
+    console.show(routes_report.terminal_table(result))
+    for sentence in (choices.answer(choices.choices(result)), busy(model, result.other_cores)):
+        if sentence is not None:
+            typer.echo(sentence)
 
 
 @app.command("import")

@@ -13,6 +13,7 @@ from typing import Any
 
 from fngd_bench.errors import InputError
 from fngd_bench.files import read_text, write_text
+from fngd_bench.price.routes_record import RoutesRecord, read_routes
 from fngd_bench.price.scaling_record import ScalingRecord, read_scaling
 from fngd_bench.provenance import Provenance
 
@@ -111,7 +112,7 @@ class ImportRecord:
             raise ValueError("fngd_seconds and torch_seconds must be pairs of numbers above 0")
 
 
-Record = StepRecord | ImportRecord | ScalingRecord
+Record = StepRecord | ImportRecord | ScalingRecord | RoutesRecord
 
 
 def write(record: Record, path: Path) -> None:
@@ -194,5 +195,11 @@ _READERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "step": _step,
     "import": _import,
     "scaling": read_scaling,
+    "routes": read_routes,
 }
-_KINDS: dict[type[Record], str] = {StepRecord: "step", ImportRecord: "import", ScalingRecord: "scaling"}
+_KINDS: dict[type[Record], str] = {
+    StepRecord: "step",
+    ImportRecord: "import",
+    ScalingRecord: "scaling",
+    RoutesRecord: "routes",
+}
