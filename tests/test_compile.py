@@ -23,20 +23,16 @@ pytestmark = [
 ]
 
 ONE_OF_A_KIND = [
-    "linear without bias",
     "linear on folded sequences, samples second",
     "conv1d with stride and dilation",
     "conv2d same",
     "conv2d channels-last",
     "conv2d on folded frames",
     "conv3d with groups",
-    "in-place relu",
     "attention with kdim and vdim",
-    "attention with added keys",
     "encoder layer",
     "tied weights",
     "convolution called twice",
-    "attention called twice",
     "frozen layer below",
 ]
 POLICIES = {
