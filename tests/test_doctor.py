@@ -44,7 +44,7 @@ def test_the_doctor_leaves_the_model_and_the_random_numbers_alone():
 def test_shapes_are_canonical():
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, stride=2), nn.Flatten(2), nn.Linear(4, 5))
     rows = fngd.doctor(model, torch.randn(8, 4, 5, 5)).rows
-    assert rows[0].shapes == (Shape(M=8, G=2, T=4, d_in=18, d_out=3, kernel=9, pixels=25),)
+    assert rows[0].shapes == (Shape(M=8, G=2, T=4, d_in=18, d_out=3, kernel=9, pixels=25, native=True),)
     assert rows[1].shapes == (Shape(M=8, G=1, T=6, d_in=4, d_out=5),)
 
 

@@ -99,10 +99,10 @@ def shape_of(uses: Sequence[Use]) -> Shape:
     if not isinstance(operation, Convolution):
         return shape
     shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // (M * x.shape[1]))
-    if len(uses) > 1 or operation.samples.repeats > 1 or operation.groups > 1 or 0 in (M, T):
+    if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
         return shape
-    native = x.dtype in (torch.float32, torch.float64)
-    return shape._replace(shifted=set(operation.stride) == {1}, native=native)
+    shifted = operation.groups == 1 and set(operation.stride) == {1}
+    return shape._replace(shifted=shifted, native=x.dtype in (torch.float32, torch.float64))
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:

@@ -7,7 +7,7 @@ For M samples, T positions, fan-in d and fan-out p (G groups of each):
     pixels         M²S²d/k + M²T²p + kM²T²           convolutions of few pixels and stride 1: a patch's inner product is
                                                      the sum of k inner products of pixels, S of them in a sample
     materialised   2GMTdp + GM²dp, GMTd copied       everything else
-    kernel         2MTdp + M²dp                      convolutions of few channels and many pixels: no patches
+    kernel         2GMTdp + GM²dp                    convolutions of few channels, or groups of few: no patches
 
 K is symmetric, so products of rows with rows are half of what they seem, and a little more for the blocks on the
 diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. If all of U is kept, the
@@ -132,14 +132,15 @@ def _pixels(shape: Shape, item: int) -> Plan:
 
 
 def _kernel(shape: Shape, item: int, budget: int) -> Plan:
-    M, _, T, d_in, d_out, *_ = shape
+    M, G, T, d_in, d_out, *_ = shape
+    channels, features = d_in // shape.kernel, G * d_out
     column = max(1, M * (d_in + T) * item)
-    block = min(d_out, max(1, budget // column))
-    product, square = 2 * M * T * d_in * d_out, M * (M + rows_at_once(M)) * d_in * d_out
-    odd = (d_in // shape.kernel) % VECTOR or d_out % VECTOR
-    seconds = product / CONVOLVED * (8 if odd else 1) + M * d_in * d_out * item / WRITTEN + square / SQUARED
-    seconds += 0.0 if block == d_out else _second_product(shape)
-    return Plan("kernel", block, product + square, block * column, seconds, block == d_out)
+    block = min(features, max(1, budget // column)) if G == 1 else features  # groups cannot be cut
+    product, square = 2 * M * T * d_in * features, M * (M + rows_at_once(M)) * d_in * features
+    slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
+    seconds = product / CONVOLVED * slow + M * d_in * features * item / WRITTEN + square / SQUARED
+    seconds += 0.0 if block == features else _second_product(shape)
+    return Plan("kernel", block, product + square, block * column, seconds, block == features)
 
 
 def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
@@ -148,15 +149,14 @@ def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
     read = G * M * max(S, T) * channels * item
     U, patches = max(1, G * M * d_out * item), max(1, G * M * T * item if kernel > 1 else 0)  # for each feature
     left = budget - read - (U * d_in if keeps else 0)
-    most = (
-        min(PATCHES // patches, left // patches)
-        if keeps
-        else min(BLOCK // U, PATCHES // patches, left // (U + patches))
-    )
+    most = left // patches if keeps else min(BLOCK // U, left // (U + patches))
+    most = min(most, PATCHES // patches)
     block = _block(max(1, most), channels, d_in) if kernel > 1 else min(max(1, most), d_in)
     held = read + patches * block + U * (d_in if keeps else block)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + rows_at_once(M)) * d_in * d_out
-    seconds = read / TURNED + G * M * T * d_in * item / COPIED + product / BATCHED + square / SQUARED
+    runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
+    copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
+    seconds = read / TURNED + copied + product / BATCHED + square / SQUARED
     seconds += d_in / block * CALL + (U * d_in / COPIED if keeps else _second_product(shape))
     return Plan("materialised", block, product + square, held, seconds, keeps)
 
