@@ -354,6 +354,7 @@ def test_the_head_is_found_before_the_first_graph_is_made():
     assert seen == [0, 1, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:fngd. layer .* is used outside of the model")
 def test_parts_called_from_outside_of_the_model_are_batches_of_their_own():
     data, graphs, found = batches([6] * 4, (8,)), Counting(), []
     for compiled in (False, True):
