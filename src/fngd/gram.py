@@ -115,7 +115,7 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
         here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
         products = (x[:, here] @ x[:, after].mT).mul_(z[:, here] @ z[:, after].mT)
         K[rows, rows.start :] = products.view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1)
-    return Gram(_mirrored(K))
+    return Gram(_mirrored(K, plan.block))
 
 
 def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
@@ -186,10 +186,10 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
         if not plan.keeps:
             _add_square(K, part.view(1, M, -1))
     if not plan.keeps:
-        return Gram(_mirrored(K))
+        return Gram(_mirrored(K, rows_at_once(M)))
     for parts in [held.view(len(U), M, -1)] if d_in % plan.block == 0 else [part.view(1, M, -1) for part in U]:
         _add_square(K, parts)
-    return Gram(_mirrored(K), partial(_weighed, U, uses[0]))
+    return Gram(_mirrored(K, rows_at_once(M)), partial(_weighed, U, uses[0]))
 
 
 def _weighed(U: Sequence[Tensor], use: Use, c: Tensor) -> Tensor:
@@ -201,11 +201,12 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     """K = U Uᵀ with U from torch's own kernel, a block of output features at a time; U is divided by the scale."""
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
-    K = z.new_zeros(len(x), len(x))
+    M = len(x)
+    K = z.new_zeros(M, M)
     for features in _blocks(len(weight), plan.block):
         U = operation.sample_gradients(z[:, features], x, weight[features]).flatten(1).div_(scale)
         _add_square(K, U.unsqueeze(0))
-    return Gram(_mirrored(K), (lambda c: (c @ U).view(weight.shape)) if plan.keeps else None)
+    return Gram(_mirrored(K, rows_at_once(M)), (lambda c: (c @ U).view(weight.shape)) if plan.keeps else None)
 
 
 def _add_square(K: Tensor, U: Tensor) -> None:
@@ -220,9 +221,12 @@ def _add_square(K: Tensor, U: Tensor) -> None:
             K[rows, rows.start :] += torch.bmm(batch[:, rows], batch[:, rows.start :].mT).sum(0)
 
 
-def _mirrored(K: Tensor) -> Tensor:
-    """The symmetric matrix whose upper half this is."""
-    return K.triu() + K.triu(1).T
+def _mirrored(K: Tensor, rows_at_once: int) -> Tensor:
+    """The symmetric matrix whose blocks of rows are there from the diagonal on."""
+    for rows in _blocks(len(K), rows_at_once):
+        if rows.stop < len(K):
+            K[rows.stop :, rows] = K[rows, rows.stop :].T
+    return K
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
 
 def rows_at_once(M: int) -> int:
     """Rows of a symmetric product to compute together: the fewer, the less of the other half comes along."""
-    return max(32, M // 4)
+    return max(64, M // 4)
 
 
 def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
