@@ -285,3 +285,16 @@ def _fill(model: nn.Module) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.arange(p.numel(), dtype=p.dtype).cos().view_as(p) / p.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("route", ["materialised", "kernel", "pairwise"])
+def test_gradients_lie_in_memory_as_their_weights_do(route, memory):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 3), nn.Flatten()).to(memory_format=memory)
+    optimizer = fngd.FNGD(model, lr=0.1, derive_steps=1, gram_route=route)
+    for _ in ("derive", "share"):
+        optimizer.zero_grad()
+        model(torch.randn(5, 1, 7, 7)).square().mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad.stride() == parameter.stride()
+        optimizer.step()

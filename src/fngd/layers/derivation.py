@@ -137,7 +137,9 @@ def known_sum(derived: Derived) -> Tensor | None:
 
 def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: Tensor) -> Tensor:
     if total is None and part.shape == parameter.shape and part.stride == parameter.stride():
-        return gradient.to(parameter.dtype)
+        if gradient.stride() == parameter.stride():
+            return gradient.to(parameter.dtype)
+        return torch.empty_like(parameter).copy_(gradient)  # autograd's layout contract, which DDP's buckets rely on
     if total is None:
         total = torch.zeros_like(parameter)
     part.of(total).add_(gradient)
