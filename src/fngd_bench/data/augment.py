@@ -7,10 +7,38 @@ table of indices, and one `gather` moves every byte.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Crops(NamedTuple):
+    """Where the window of each image of a batch lies, and whether it is mirrored, (M, 1) each."""
+
+    down: Tensor
+    right: Tensor
+    mirrored: Tensor
+
+    def part(self, part: slice) -> Crops:
+        """Those of some of the images."""
+        return Crops(self.down[part], self.right[part], self.mirrored[part])
+
+
+def crops(M: int, padding: int, generator: torch.Generator) -> Crops:
+    """Draw windows for a batch.
+
+    Args:
+        M: Images of the whole batch.
+        padding: Width of the border, 0 or more; a window is drawn from all (2·padding + 1)² places.
+        generator: Of the draws: M rows, then M columns, then M coins.
+
+    Returns:
+        The windows.
+    """
+    down, right = (torch.randint(2 * padding + 1, (M, 1), generator=generator) for _ in range(2))
+    return Crops(down, right, torch.randint(2, (M, 1), generator=generator, dtype=torch.bool))
 
 
 def crop_and_flip(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
@@ -18,15 +46,28 @@ def crop_and_flip(images: Tensor, padding: int, generator: torch.Generator) -> T
 
     Args:
         images: Pixels, uint8 (M, channels, H, W).
-        padding: Width of the border, 0 or more; the window is drawn from all (2·padding + 1)² places.
-        generator: Of the draws: M rows, then M columns, then M coins.
+        padding: Width of the border.
+        generator: Of the draws, see `crops`.
+
+    Returns:
+        New pixels of the same form.
+    """
+    return cut(images, padding, crops(len(images), padding, generator))
+
+
+def cut(images: Tensor, padding: int, drawn: Crops) -> Tensor:
+    """Cut windows out of images with a black border around them, and mirror some.
+
+    Args:
+        images: Pixels, uint8 (M, channels, H, W).
+        padding: Width of the border.
+        drawn: A window for each image.
 
     Returns:
         New pixels of the same form.
     """
     M, channels, H, W = images.shape
-    down, right = (torch.randint(2 * padding + 1, (M, 1), generator=generator) for _ in range(2))
-    mirrored = torch.randint(2, (M, 1), generator=generator, dtype=torch.bool)
+    down, right, mirrored = drawn
     straight = torch.arange(W)
     rows = down + torch.arange(H)  # (M, H)
     columns = right + torch.where(mirrored, straight.flip(0), straight)  # (M, W)

@@ -1,8 +1,8 @@
 """`Problem`: the one interface between the loop and what it trains.
 
 A batch is a function of the run's seed, the epoch and the step, and of nothing else: whoever knows these three numbers
-has the same samples, cropped and flipped the same way. A run can therefore be resumed anywhere, and no method can
-disturb another's data by drawing random numbers.
+has the same samples, cropped and flipped the same way. A run can therefore be resumed anywhere, no method can disturb
+another's data by drawing random numbers, and several processes that take a part each have one batch together.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from torch import Tensor, nn
 
 from fngd_bench.errors import InputError
 
+WHOLE = slice(None)
+"""Every sample of a batch."""
+
 
 class Batch(NamedTuple):
     """Inputs of the model and what its scores are held against."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
+    weight: float = 1.0
+    """How much the mean loss of a part counts in that of the whole batch; 1 on average over the parts."""
 
 
 class Score(NamedTuple):
@@ -62,23 +67,24 @@ class Problem(ABC):
         """Whole batches of an epoch."""
         return self.samples // self.batch_size
 
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Batch number `step` of an epoch, both counted from 0."""
+    def batch(self, epoch: int, step: int, part: slice = WHOLE) -> Batch:
+        """Batch number `step` of an epoch, both counted from 0, or a part of it."""
         chosen = _order(self.seed, epoch, self.samples)[step * self.batch_size : (step + 1) * self.batch_size]
-        batch = self.prepare(chosen, generator(self.seed, "batch", epoch, step))
-        return Batch(tuple(map(self.here, batch.inputs)), self.here(batch.targets))
+        batch = self.prepare(chosen, generator(self.seed, "batch", epoch, step), part)
+        return batch._replace(inputs=tuple(map(self.here, batch.inputs)), targets=self.here(batch.targets))
 
     def here(self, t: Tensor) -> Tensor:
         """The tensor where the model is."""
         return t.to(next(self.model.parameters()).device)
 
     @abstractmethod
-    def prepare(self, chosen: Tensor, random: torch.Generator) -> Batch:
-        """The chosen training samples as a batch.
+    def prepare(self, chosen: Tensor, random: torch.Generator, part: slice) -> Batch:
+        """Some of the chosen training samples as a batch.
 
         Args:
-            chosen: Their numbers, (M,).
-            random: The batch's own random numbers.
+            chosen: The numbers of all samples of the batch, (M,).
+            random: The batch's own random numbers, the same for all its parts.
+            part: Which of them are wanted.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fngd_bench.data.augment import crop_and_flip, normalise
+from fngd_bench.data.augment import crops, cut, normalise
 from fngd_bench.data.types import ImageData, Images, MemoryImages
 from fngd_bench.problems.base import Batch, Problem, Score
 
@@ -51,12 +51,12 @@ class Classification(Problem):
         self.test = _part(data.test, view.test, view)
         super().__init__(model, len(self.train), batch, seed)
 
-    def prepare(self, chosen: Tensor, random: torch.Generator) -> Batch:
+    def prepare(self, chosen: Tensor, random: torch.Generator, part: slice) -> Batch:
         """Images cropped and flipped by chance, and their classes."""
-        images = self.train.take(chosen)
-        if self.view.padding:
-            images = crop_and_flip(images, self.view.padding, random)
-        return Batch((normalise(images, self.data.mean, self.data.std),), self.train.labels[chosen])
+        images = self.train.take(chosen[part])
+        if padding := self.view.padding:
+            images = cut(images, padding, crops(len(chosen), padding, random).part(part))
+        return Batch((normalise(images, self.data.mean, self.data.std),), self.train.labels[chosen[part]])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy."""

@@ -64,16 +64,19 @@ class Translation(Problem):
         target = [[BOS, *words[: self.longest], EOS] for words in self.vocabulary.encode(sentences.target)]
         return source, target
 
-    def prepare(self, chosen: Tensor, random: torch.Generator) -> Batch:  # noqa: ARG002
+    def prepare(self, chosen: Tensor, random: torch.Generator, part: slice) -> Batch:  # noqa: ARG002
         """Source words and target words so far; what is to be said next is the target moved on by one word."""
-        return _batch([self.train_source[k] for k in chosen], [self.train_target[k] for k in chosen])
+        source, target = ([texts[k] for k in chosen[part]] for texts in (self.train_source, self.train_target))
+        usual = _mean_words([self.train_target[k] for k in chosen])
+        return _batch(source, target)._replace(weight=_mean_words(target) / usual)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean smoothed cross-entropy over all words of the batch."""
+        """Mean smoothed cross-entropy over all words of the batch; a part with more words weighs more."""
         scores = model(*batch.inputs)
-        return F.cross_entropy(
+        loss = F.cross_entropy(
             scores.flatten(end_dim=-2), batch.targets.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
         )
+        return loss if batch.weight == 1.0 else batch.weight * loss
 
     def evaluate(self) -> Score:
         """Mean cross-entropy over test words, and BLEU of the greedy translations."""
@@ -119,6 +122,11 @@ def greedy(model: Transformer, source: Tensor, longest: int) -> list[list[int]]:
 def _batch(source: list[list[int]], target: list[list[int]]) -> Batch:
     words = pad(target)
     return Batch((pad(source), words[:, :-1].contiguous()), words[:, 1:].contiguous())
+
+
+def _mean_words(target: list[list[int]]) -> float:
+    """Words of a sentence that are to be said, on average."""
+    return sum(len(words) - 1 for words in target) / len(target)
 
 
 def _first(sentences: Sentences, count: int | None) -> Sentences:

@@ -30,6 +30,29 @@ def test_a_batch_depends_on_seed_epoch_and_step_alone(name):
         assert not same or not torch.equal(other.inputs[0], first.batch(1, 2).inputs[0])
 
 
+@pytest.mark.parametrize("name", ["digits-cnn", "cifar10-resnet32", "multi30k-transformer"])
+def test_the_parts_of_a_batch_are_its_samples_in_order(name):
+    whole, parts = problem(name).batch(1, 2), [problem(name).batch(1, 2, slice(k, k + 4)) for k in range(0, 16, 4)]
+    for number, part in enumerate(parts):
+        for mine, all_of_them in zip((*part.inputs, part.targets), (*whole.inputs, whole.targets), strict=True):
+            rows = all_of_them[4 * number : 4 * number + 4]
+            if mine.dim() == 2:  # sentences are as long as the longest of the part
+                rows = rows[:, : mine.shape[1]]
+            assert torch.equal(mine, rows)
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "multi30k-transformer"])
+def test_the_losses_of_the_parts_average_to_that_of_the_batch(name):
+    of = problem(name)
+    of.model.eval().double()
+    losses = []
+    for part in (slice(None), slice(0, 8), slice(8, 16)):
+        batch = of.batch(0, 1, part)
+        inputs = tuple(t.double() if t.is_floating_point() else t for t in batch.inputs)
+        losses.append(of.loss(of.model, batch._replace(inputs=inputs)).item())
+    assert (losses[1] + losses[2]) / 2 == pytest.approx(losses[0], rel=1e-12)
+
+
 def test_an_epoch_shows_every_sample_once():
     digits = problem(batch=32)
     digits.train.images.view(len(digits.train), -1)[:, 0] = torch.arange(len(digits.train)) % 251
