@@ -21,3 +21,9 @@ class Provenance:
     cpu: str
     cores: int
     threads: int
+    ranks: int = 1
+    """Processes that trained together; time, memory and threads are those of the first."""
+    backend: str | None = None
+    """What carried tensors between them."""
+    job: str | None = None
+    """torchrun's name of the job, if it was started by torchrun."""

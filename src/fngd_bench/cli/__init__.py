@@ -17,6 +17,7 @@ from fngd_bench.cli.report import report
 from fngd_bench.cli.train import compare, train
 from fngd_bench.cli.tune import tune
 from fngd_bench.errors import InputError
+from fngd_bench.train import torchrun
 
 STOPPED = 130
 """What typer makes of Ctrl-C."""
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         raise SystemExit(_refuse(str(error))) from None
     except TyperException as error:
+        if torchrun.rank() > 0:  # rank 0 says the same
+            torchrun.leave()
         said = error.format_message().rstrip(".") or "a command is missing"
         raise SystemExit(_refuse(f"{said}; `--help` after a command shows how it is used")) from None
     if code == STOPPED:

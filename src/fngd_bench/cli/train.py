@@ -12,6 +12,7 @@ from fngd_bench.cli.data import Folder
 from fngd_bench.cli.options import TRAIN_METHODS, WORKLOADS, Seed
 from fngd_bench.cli.report import report
 from fngd_bench.errors import InputError
+from fngd_bench.train import torchrun
 
 if TYPE_CHECKING:
     from fngd_bench.runs.events import End, Setting
@@ -49,8 +50,6 @@ def train(
 
     Example: `fngd train digits-cnn fngd --seed 1 --set alpha=0.01`
     """
-    from fngd_bench import console
-    from fngd_bench.runs import reader
     from fngd_bench.train.run import Request, run
 
     request = Request(
@@ -67,10 +66,7 @@ def train(
         resume=resume,
         tensorboard=tensorboard,
     )
-    with console.training([f"{workload} {method}"]) as report:
-        folder, end = run(request, lambda progress: report(0, progress))
-    typer.echo(console.run_summary(reader.read(folder.record)))
-    _leave([end])
+    _leave([_shown(request) if torchrun.rank() == 0 else run(request, lambda _: None)[1]])
 
 
 def compare(
@@ -175,6 +171,18 @@ def run_and_report(requests: Sequence[Request], page: Path) -> None:
     _leave([outcome.end for outcome in outcomes])
 
 
+def _shown(request: Request) -> End:
+    """Do a run, show how far it is, and say how it ended."""
+    from fngd_bench import console
+    from fngd_bench.runs import reader
+    from fngd_bench.train.run import run
+
+    with console.training([f"{request.workload} {request.method}"]) as report:
+        folder, end = run(request, lambda progress: report(0, progress))
+    typer.echo(console.run_summary(reader.read(folder.record)))
+    return end
+
+
 def _hyperparameters(lr: float | None, settings: Sequence[str]) -> dict[str, Setting]:
     """What `--lr` and `--set` say."""
     found: dict[str, Setting] = {} if lr is None else {"lr": lr}
@@ -207,7 +215,8 @@ def _leave(ends: Sequence[End | None]) -> None:
     """
     reasons = ["died" if end is None else end.reason for end in ends]
     if "stopped" in reasons:
-        typer.echo("fngd: stopped; the same command with --resume goes on from the last checkpoint", err=True)
+        if torchrun.rank() == 0:
+            typer.echo("fngd: stopped; the same command with --resume goes on from the last checkpoint", err=True)
         raise typer.Exit(STOPPED)
     if set(reasons) != {"finished"}:
         raise typer.Exit(FAILED)

@@ -67,6 +67,8 @@ class Method:
     """What `fngd tune` varies."""
     second_order: bool = False
     """Whether its gradients must themselves be differentiable: `backward` sees to it."""
+    one_process: str | None = None
+    """Why it cannot train in several processes; None if it can."""
 
     def __post_init__(self) -> None:
         for names in (self.translation, self.space):

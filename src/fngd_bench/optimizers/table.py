@@ -56,6 +56,10 @@ _NATURAL: Recipe = {**_SGD, "nesterov": False, "alpha": 0.005, "damping": None} 
 _HEAD: Recipe = {**_SGD, "nesterov": False, "alpha": 0.005}  # the same; the head's λ follows the rule only
 _ALPHA = {"alpha": Range(low=1e-3, high=1e-1)}
 _DERIVE: Recipe = {"derive_epochs": 1.0}
+_LOCAL_FACTORS = (
+    "its hooks see the samples of their own process, so that each would have factors of its own and weights would "
+    "drift apart"
+)
 
 _ROWS = (
     Method(
@@ -131,6 +135,7 @@ _ROWS = (
         translation={"weight_decay": 0.0, "beta2": 0.98},
         space={"lr": Range(low=1e-3, high=1.0), "weight_decay": Range(low=1e-5, high=1e-1)},
         second_order=True,
+        one_process="it differentiates gradients before they are averaged over the processes",
     ),
     Method(
         name="kfac",
@@ -147,6 +152,7 @@ _ROWS = (
         },
         translation={**_SGD_TRANSLATION, "lr": 0.01},  # looked for by hand on number words
         space={**_SGD_SPACE, "damping": Range(low=1e-4, high=1e-1)},
+        one_process=_LOCAL_FACTORS,
     ),
     Method(
         name="eva",
@@ -155,6 +161,7 @@ _ROWS = (
         recipe={**_SGD, "damping": 0.03, "decay": 0.05, "kl_clip": 1e-3},  # its public code's; it calls 1 − decay decay
         translation={**_SGD_TRANSLATION, "lr": 0.03},  # looked for by hand on number words
         space={**_SGD_SPACE, "damping": Range(low=1e-3, high=1.0)},
+        one_process=_LOCAL_FACTORS,
     ),
     Method(
         name="fngd",

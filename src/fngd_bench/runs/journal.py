@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from fngd_bench.runs.events import Event, encode
 
@@ -23,14 +23,16 @@ class Listener(Protocol):
 class Journal:
     """An append-only file of events. Nothing that was written is ever changed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Open the file to append; a last line without an end, left by a crash, is closed first.
 
         Args:
-            path: The file; its folder exists.
+            path: The file; its folder exists. None for a process that another one writes for.
         """
         self._listeners: list[Listener] = []
-        self._file = path.open("a+b")
+        self._file: BinaryIO | None = None if path is None else path.open("a+b")
+        if self._file is None:
+            return
         end = self._file.seek(0, os.SEEK_END)
         if end > 0:
             self._file.seek(end - 1)
@@ -52,6 +54,8 @@ class Journal:
             event: The event.
             sync: Wait until it is on the disk itself, and survives a power cut.
         """
+        if self._file is None:
+            return
         self._file.write(encode(event).encode() + b"\n")
         self._file.flush()
         if sync:
@@ -61,7 +65,8 @@ class Journal:
 
     def close(self) -> None:
         """No more events."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for listener in self._listeners:
             listener.close()
 

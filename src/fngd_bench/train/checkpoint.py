@@ -68,7 +68,7 @@ def latest(folder: Path) -> dict[str, Any] | None:
     found = files(folder)
     for path in reversed(found):
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever the damaged bytes lead to
             warnings.warn(f"fngd: {path} is damaged ({type(error).__name__}): the one before it is taken", stacklevel=2)
         else:

@@ -17,6 +17,7 @@ import torch
 from fngd_bench.errors import InputError
 from fngd_bench.runs.events import End
 from fngd_bench.runs.progress import Progress
+from fngd_bench.train import torchrun
 from fngd_bench.train.run import Request, run
 
 REPORT_SECONDS = 0.2
@@ -48,6 +49,7 @@ def run_all(requests: Sequence[Request], report: Report) -> list[Outcome]:
     Returns:
         How each ended. A run that was stopped ends the whole.
     """
+    torchrun.check_alone("a comparison or a search")
     outcomes: list[Outcome] = []
     for number, request in enumerate(requests):
         outcomes.append(_in_process(request, lambda progress, number=number: report(number, progress)))  # type: ignore[misc]

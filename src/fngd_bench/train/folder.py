@@ -31,6 +31,14 @@ class Folder:
         """Whether a run has left its first line here."""
         return self.record.exists() and self.record.stat().st_size > 0
 
+    @property
+    def job(self) -> str | None:
+        """The job of torchrun that the run was last begun or resumed by; None if there is none."""
+        if not self.begun:
+            return None
+        run = reader.read(self.record)
+        return (run.resumed[-1] if run.resumed else run.header).provenance.job
+
     def start(self) -> None:
         """Make the folder for a new run.
 

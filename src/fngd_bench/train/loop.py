@@ -84,11 +84,13 @@ class Loop:
             self._step()
             if training.unlucky >= MOST_UNLUCKY:
                 return self._end("diverged")
+            due = time.monotonic() - self._saved >= self.pace.checkpoint_seconds
+            due, stopped = training.ranks.any(due, self.stopped())
             if training.step_count % training.settings.steps_per_epoch == 0:
                 self._end_epoch()
-            elif time.monotonic() - self._saved >= self.pace.checkpoint_seconds:
+            elif due:
                 self._save()
-            if self.stopped() and training.step_count < training.total:
+            if stopped and training.step_count < training.total:
                 self._save()
                 return self._end("stopped")
         return self._end("finished")
@@ -114,7 +116,13 @@ class Loop:
         self.report(progress)
 
     def _end_epoch(self) -> None:
-        """Test, record, checkpoint."""
+        """Test, record, checkpoint; other ranks wait for the first at the checkpoint."""
+        if self.training.ranks.first:
+            self._test()
+        self.training.start_epoch()
+        self._save()
+
+    def _test(self) -> None:
         training = self.training
         self._record_steps()
         score = training.evaluate()
@@ -131,8 +139,6 @@ class Loop:
         )
         self.journal.write(line, sync=True)
         self._record_coefficients()
-        training.start_epoch()
-        self._save()
 
     def _record_steps(self) -> None:
         if self._pending:
@@ -155,7 +161,9 @@ class Loop:
 
     def _save(self) -> None:
         self._record_steps()
-        checkpoint.save(self.folder.checkpoints, self.training.step_count, self.training.state())
+        state = self.training.state()
+        if self.training.ranks.first:
+            checkpoint.save(self.folder.checkpoints, self.training.step_count, state)
         self._saved = time.monotonic()
 
     def _end(self, reason: str) -> End:

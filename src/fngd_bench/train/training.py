@@ -2,7 +2,7 @@
 
 Timed, each as a section of its own: data, forward, backward, update; what a method marks as "precondition" inside one
 of them is counted apart (`clock`). Whether the loss is finite is read between forward and backward, where the clock
-waits for the accelerator anyway.
+waits for the accelerator anyway; several ranks agree on it there, so that all make a step or none.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fngd_bench import clock, optimizers
+from fngd_bench.composite import preconditioner
+from fngd_bench.errors import InputError
 from fngd_bench.optimizers import Method
 from fngd_bench.problems import Problem, Score
 from fngd_bench.runs.events import RunSettings
+from fngd_bench.train.ranks import Ranks
 from fngd_bench.train.schedule import factor
 
 
@@ -25,6 +28,7 @@ class StepResult(NamedTuple):
     """What one step did."""
 
     loss: float
+    """Of the whole batch."""
     seconds: float
     """Timed seconds of the step."""
     skipped: bool
@@ -34,18 +38,24 @@ class StepResult(NamedTuple):
 class Training:
     """A model on its way: the problem, the optimizer and how far they are."""
 
-    def __init__(self, settings: RunSettings, problem: Problem, device: torch.device) -> None:
+    def __init__(self, settings: RunSettings, problem: Problem, device: torch.device, ranks: Ranks) -> None:
         """Make the optimizer; nothing has been trained yet.
 
         Args:
             settings: Resolved settings.
             problem: The problem, its model with fresh weights.
             device: Where to train.
+            ranks: Who trains.
         """
         self.settings = settings
         self.problem = problem
         self.device = device
+        self.ranks = ranks
         self.model: nn.Module = problem.model.to(device)
+        self._part = ranks.part(settings.batch)
+        self._wrapped = ranks.wrap(self.model, lambda model: problem.loss(model, problem.batch(0, 0, self._part)))
+        if not ranks.first:
+            ranks.draw_apart(settings.seed, 0)
         self.method: Method = optimizers.method(settings.method)
         self.optimizer: Optimizer = optimizers.make(
             self.method, self.model, settings.hyperparameters, settings.steps_per_epoch
@@ -82,10 +92,10 @@ class Training:
         watch = clock.Stopwatch()
         with clock.collection_paused(), watch.running():
             with clock.section("data"):
-                batch = self.problem.batch(*divmod(self.step_count, self.settings.steps_per_epoch))
+                batch = self.problem.batch(*divmod(self.step_count, self.settings.steps_per_epoch), self._part)
             with clock.section("forward"):
-                loss = self.problem.loss(self.model, batch)
-            value = float(loss.detach())
+                loss = self.problem.loss(self._wrapped, batch)
+            value = self.ranks.mean(float(loss.detach()))
             if finite := math.isfinite(value):
                 with clock.section("backward"):
                     optimizers.backward(loss, self.model, second_order=self.method.second_order)
@@ -108,12 +118,11 @@ class Training:
         self.losses, self.sections = [], {}
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next steps depend on, as plain numbers and tensors."""
+        """Everything that the next steps depend on, as plain numbers and tensors; all ranks ask for it together."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-            "device_random": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+            "ranks": self.ranks.gather(self._own()),
             "step": self.step_count,
             "seconds": self.seconds,
             "unlucky": self.unlucky,
@@ -125,15 +134,50 @@ class Training:
         """Go on where `state` was taken.
 
         Args:
-            state: What `state` returned.
+            state: What `state` returned on the first rank. From as many ranks as now, each goes on with its own random
+                numbers and coefficients; from another number, all with the first rank's coefficients.
         """
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
-        if state["device_random"]:
-            torch.cuda.set_rng_state_all(state["device_random"])
+        if len(state["ranks"]) == self.ranks.size:
+            self._load_own(state["ranks"][self.ranks.rank])
+        else:
+            self._check_coefficients(len(state["ranks"]))
+            self.ranks.draw_apart(self.settings.seed, state["step"])
         self.step_count, self.seconds, self.unlucky = state["step"], state["seconds"], state["unlucky"]
         self.losses, self.sections = list(state["losses"]), dict(state["sections"])
+
+    def _own(self) -> dict[str, Any]:
+        """What ranks do not have in common: random numbers, and coefficients while they are derived."""
+        natural = preconditioner(self.optimizer)
+        return {
+            "random": torch.get_rng_state(),
+            "device_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "natural": None if natural is None else natural.state_dict(),
+        }
+
+    def _load_own(self, own: dict[str, Any]) -> None:
+        torch.set_rng_state(own["random"])
+        if own["device_random"] is not None:
+            torch.cuda.set_rng_state(own["device_random"], self.device)
+        if (natural := preconditioner(self.optimizer)) is not None:
+            natural.load_state_dict(own["natural"])
+
+    def _check_coefficients(self, before: int) -> None:
+        """Refuse coefficients that are too few for a rank's part of the batch, now that there are fewer ranks.
+
+        Raises:
+            InputError: If there is no coefficient for some of the samples.
+        """
+        natural, here = preconditioner(self.optimizer), self.settings.batch // self.ranks.size
+        if natural is None or natural.phase == "derive":
+            return
+        lengths = {len(c) for c in natural.coefficients.values()}
+        if any(1 < length < here for length in lengths):
+            raise InputError(
+                f"ranks={self.ranks.size}: {self.method.name} has derived coefficients for {max(lengths)} samples a "
+                f"rank on {before} ranks, and a rank would now have {here}: resume with {before} ranks or more"
+            )
 
     def _set_rates(self) -> None:
         scale = factor(self.settings.schedule, self.step_count, self.total)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from outcomes import assert_same, wait_for
 
 from fngd_bench.errors import InputError
 from fngd_bench.runs import reader
@@ -35,21 +36,6 @@ def interrupted_after(request, steps):
 
     with pytest.raises(CrashError):
         run(request, report)
-
-
-def weights(request):
-    return checkpoint.latest(folder(request).checkpoints)["model"]
-
-
-def assert_same(left, right, left_run, right_run):
-    assert left_run.losses == right_run.losses
-    pages = [
-        [(page.epoch, page.step, page.lr, page.train_loss, page.test_loss, page.metric) for page in run.epochs]
-        for run in (left_run, right_run)
-    ]
-    assert pages[0] == pages[1]
-    assert [page.layers for page in left_run.coefficients] == [page.layers for page in right_run.coefficients]
-    assert all(torch.equal(a, b) for a, b in zip(weights(left).values(), weights(right).values(), strict=True))
 
 
 @pytest.mark.parametrize("steps", [3, 8, 11], ids=["while deriving", "at the switch", "while sharing"])
@@ -174,10 +160,3 @@ def test_a_finished_run_is_left_as_it_is(request_for, train):
 
 def test_resuming_where_nothing_was_started_starts(request_for, train):
     assert train(request_for("sgd-m", resume=True)).end.reason == "finished"
-
-
-def wait_for(condition, seconds=60):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.02)
