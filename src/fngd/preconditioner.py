@@ -7,8 +7,7 @@ next (clipping, accumulation, reduction over processes, any torch optimizer) wor
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -17,14 +16,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from fngd.arguments import chosen_policy, settings_for
 from fngd.coefficients import History
 from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
 from fngd.layers.base import Layer
-from fngd.layers.registry import Finding, kinds, survey
+from fngd.layers.registry import kinds, survey, tied
 from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.planner import BUDGET
-from fngd.policies import FromHead, Policy, Shared
+from fngd.policies import FromHead, Policy
 from fngd.ranks import Ranks
 from fngd.settings import Settings
 from fngd.statistics import LayerStatistics, statistics_of
@@ -96,9 +96,8 @@ class NaturalGradient:
             gram_budget=gram_budget,
             gram_route=gram_route,
         )
-        policy = _policy(policy, derive_steps)
-        if isinstance(policy, FromHead):
-            settings = _head_settings(policy, settings)
+        policy = chosen_policy(policy, derive_steps)
+        settings = settings_for(policy, settings)
         inside = unwrapped(model)
         model = inside.model
         self.model: nn.Module = model
@@ -151,7 +150,7 @@ class NaturalGradient:
         if self._search is not None:
             return
         wanted = {id(parameter) for parameter in parameters}
-        for group in _tied([finding for finding in survey(self.model, self._exclude) if finding.kind is not None]):
+        for group in tied([finding for finding in survey(self.model, self._exclude) if finding.kind is not None]):
             if not any(id(parameter) in wanted for finding in group for parameter in finding.module.parameters()):
                 continue
             layer = next((layer for f in group if (layer := layer_of(f.module)) in self.layers and layer), None)
@@ -346,35 +345,6 @@ class NaturalGradient:
             )
 
 
-def _policy(policy: Policy | None, derive_steps: int | None) -> Policy:
-    if policy is None and derive_steps is None:
-        raise ValueError(
-            "derive_steps is missing: the number of steps that derive coefficients before they are shared. Pass "
-            "derive_steps=len(loader) for one epoch, as in the paper, or a policy such as fngd.Fresh()"
-        )
-    if policy is None:
-        assert derive_steps is not None
-        return Shared(derive_steps)
-    if derive_steps is not None:
-        raise ValueError(f"derive_steps={derive_steps!r} and policy={policy!r} exclude each other: pass one of them")
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy={policy!r} must be a policy object such as fngd.Shared(100) or fngd.Fresh()")
-    return policy
-
-
-def _head_settings(policy: FromHead, given: Settings) -> Settings:
-    """FromHead brings its own damping, and scales its coefficients to mean one."""
-    usual = Settings(loss_reduction=given.loss_reduction, batch_dim=given.batch_dim)
-    wanted = replace(usual, alpha=policy.alpha)
-    if given not in (usual, wanted):
-        raise ValueError(
-            f"alpha={given.alpha!r}, damping={given.damping!r}, scale_by_damping={given.scale_by_damping!r} do not go "
-            f"with policy={policy!r}, which scales its coefficients to mean one and damps by its own alpha: leave them "
-            "out and pass fngd.FromHead(alpha)"
-        )
-    return wanted
-
-
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -385,14 +355,3 @@ def _sets_up(optimizer: Optimizer) -> bool:
     It does so to make an optimizer's state, before it saves or loads it.
     """
     return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
-
-
-def _tied(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """The findings in groups: modules that share a parameter, if only through others, are in one."""
-    groups: list[list[Finding]] = []
-    for finding in findings:
-        mine = {id(parameter) for parameter in finding.parameters}
-        tied = [group for group in groups if any(id(p) in mine for other in group for p in other.parameters)]
-        groups = [group for group in groups if group not in tied]
-        groups.append([*(other for group in tied for other in group), finding])
-    return groups

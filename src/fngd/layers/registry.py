@@ -9,7 +9,7 @@ A rule is the module's forward pass, written with `layer.linear` and `layer.conv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
@@ -181,3 +181,14 @@ def _kind_of(cls: type[nn.Module]) -> tuple[Kind | None, str]:
             return kind, ""
         return None, f"{cls.__name__} overrides the {own[0]} of {base.__name__}: add a rule with fngd.register_layer"
     return None, f"no rule for {cls.__name__}"
+
+
+def tied(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """The findings in groups: modules that share a parameter, if only through others, are in one."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        mine = {id(parameter) for parameter in finding.parameters}
+        joined = [group for group in groups if any(id(p) in mine for other in group for p in other.parameters)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([*(other for group in joined for other in group), finding])
+    return groups
