@@ -1,16 +1,22 @@
 """The lab's training on several ranks: the same batches as in one process, one decision for all, the same state."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from fngd_bench import optimizers
 from fngd_bench.errors import InputError
 from fngd_bench.problems import Problem, Score
 from fngd_bench.problems.base import Batch
 from fngd_bench.runs.events import RunSettings
 from fngd_bench.train import torchrun
+from fngd_bench.train.meeting import meet
 from fngd_bench.train.ranks import Alone, Several
 from fngd_bench.train.run import Request, run_on
 from fngd_bench.train.training import Training
@@ -46,27 +52,13 @@ class Toy(Problem):
         return Score(0.0, 0.0)
 
 
-RECIPES = {
-    "sgd-m": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "nesterov": False},
-    "fngd": {
-        "lr": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 1e-3,
-        "nesterov": False,
-        "alpha": 0.005,
-        "damping": None,
-        "derive_epochs": 1.0,
-    },
-}
-
-
 def training(ranks, method, **problem):
     settings = RunSettings(
         workload="toy",
         scale="smoke",
         method=method,
         seed=1,
-        hyperparameters=RECIPES[method],
+        hyperparameters=optimizers.resolve(optimizers.method(method), "images", {}),
         epochs=3,
         batch=BATCH,
         steps_per_epoch=SAMPLES // BATCH,
@@ -77,13 +69,20 @@ def training(ranks, method, **problem):
     return Training(settings, Toy(**problem), torch.device("cpu"), ranks)
 
 
+def weights_of(made):
+    return torch.cat([parameter.detach().flatten() for parameter in made.model.parameters()])
+
+
+def momentum_of(made):
+    return torch.cat([made.optimizer.state[p]["momentum_buffer"].flatten() for p in made.model.parameters()])
+
+
 def trained(rank, method, steps, problem):
     """Losses, weights and c̃ after some steps; in one process if `rank` is None."""
     made = training(Alone() if rank is None else Several("gloo"), method, **problem)
     results = [made.step() for _ in range(steps)]
-    weights = torch.cat([parameter.detach().flatten() for parameter in made.model.parameters()])
     coefficients = made.optimizer.coefficients if method == "fngd" else {}
-    return [result.loss for result in results], weights, coefficients, torch.get_rng_state()
+    return [result.loss for result in results], weights_of(made), coefficients, torch.get_rng_state()
 
 
 def test_ranks_take_the_steps_that_one_process_takes(processes):
@@ -91,6 +90,15 @@ def test_ranks_take_the_steps_that_one_process_takes(processes):
     for losses, weights, *_ in processes.run(3, trained, "sgd-m", 10, {}):
         assert torch.allclose(torch.tensor(losses), torch.tensor(expected_losses), rtol=1e-12)
         assert torch.allclose(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_every_method_that_is_not_refused_keeps_the_ranks_weights_the_same(processes):
+    able = [name for name, row in optimizers.METHODS.items() if row.one_process is None]
+    assert {"sgd-m", "adamw", "fngd"} < set(able)
+    for name in able:
+        first, second = processes.run(2, trained, name, 6, {"dtype": torch.float32})
+        assert torch.equal(first[1], second[1]), name
+        assert torch.isfinite(first[1]).all(), name
 
 
 def test_coefficients_are_each_ranks_own_until_deriving_ends_and_then_everybodys(processes):
@@ -132,13 +140,14 @@ def interrupted(rank, steps, more):
     resumed.load(state)
     for _ in range(more):
         resumed.step()
-    return [torch.cat([p.detach().flatten() for p in made.model.parameters()]) for made in (whole, resumed)]
+    return [(weights_of(made), momentum_of(made)) for made in (whole, resumed)]
 
 
 def test_ranks_go_on_from_rank_0s_state_bit_for_bit(processes):
     for steps in (2, 6):
         for whole, resumed in processes.run(3, interrupted, steps, 5):
-            assert torch.equal(whole, resumed)
+            assert torch.equal(whole[0], resumed[0])
+            assert torch.equal(whole[1], resumed[1])
 
 
 def state_after(rank, steps):
@@ -176,8 +185,11 @@ def refused(rank, out, settings):
 
 def test_what_is_refused_is_said_by_rank_0_alone(processes, tmp_path):
     for settings, text in (
-        ({"method": "kfac"}, "method='kfac' cannot be done by 2 ranks: its hooks see"),
-        ({"method": "adahessian"}, "method='adahessian' cannot be done by 2 ranks: it differentiates"),
+        *(
+            ({"method": name}, f"method='{name}' cannot be done by 2 ranks: {row.one_process}")
+            for name, row in optimizers.METHODS.items()
+            if row.one_process is not None
+        ),
         ({"method": "sgd-m", "batch": 15}, "batch=15 must be a multiple of the 2 ranks"),
         ({"method": "sgd-m", "batch": 2}, "with two samples or more for each: pass --batch 4"),
         ({"method": "sgd-m", "device": "cuda:0"}, "device='cuda:0' is one device for 2 ranks: pass --device cuda"),
@@ -186,6 +198,23 @@ def test_what_is_refused_is_said_by_rank_0_alone(processes, tmp_path):
         first, second = processes.run(2, refused, tmp_path, settings)
         assert text in first
         assert second == 2
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_ranks_of_one_attempt_meet_where_nobody_of_an_earlier_one_was(late):
+    store, arrivals = dist.HashStore(), []
+
+    def come(rank):
+        time.sleep(0.05 * (rank == late))
+        part = meet(store, rank, 3)
+        part.set(str(rank), "here")
+        part.wait([str(other) for other in range(3)], timedelta(seconds=10))
+        return part.add("arrivals", 1)
+
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            arrivals.append(sorted(pool.map(come, range(3))))
+    assert arrivals == [[1, 2, 3]] * 3
 
 
 def unseen(rank, out):
