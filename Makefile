@@ -7,15 +7,15 @@ BIN = .venv/bin
 demo: .venv
 	$(BIN)/fngd demo
 
-# The library is tested with torch's own threads. The lab's tests are many and their tensors small: two processes of one
-# thread each take a third of the time.
+# The files in tests/ are tested with torch's own threads. The folders hold many tests of small tensors or of processes:
+# two at a time with one thread each take a third of the time.
 test: .venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --ignore tests/bench
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 tests/bench
+	$(BIN)/pytest tests/test_*.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --ignore-glob 'tests/test_*.py'
 
 format: .venv
 	$(BIN)/ruff check --fix

@@ -7,10 +7,10 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import installed
 import pytest
 
 import fngd
-import installed
 
 HERE = Path(__file__).parent
 STRICT = {"typeCheckingMode": "strict"}
