@@ -66,7 +66,7 @@ def check_growth(*snapshots):
     """A leak grows in every round; a cache that is filled, once."""
     rounds = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(snapshots)]
     tensors, blocks, native = (min(column) for column in zip(*rounds, strict=True))
-    assert tensors == 0
+    assert tensors <= 0
     assert blocks <= PYTHON_BLOCKS
     assert native <= NATIVE_BYTES
 
