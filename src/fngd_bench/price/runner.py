@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class Runner:
 
 
 def tensor_bytes(value: Any) -> int:
-    """The bytes of all tensors inside of dictionaries and lists.
+    """The bytes of all tensors inside of dictionaries and lists; one that is there twice counts once.
 
     Args:
         value: Such as a `state_dict`.
@@ -91,14 +91,18 @@ def tensor_bytes(value: Any) -> int:
     Returns:
         Their sum.
     """
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in _tensors(value)}.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
     match value:
         case Tensor():
-            return value.numel() * value.element_size()
+            yield value
         case Mapping():
-            return sum(map(tensor_bytes, value.values()))
+            for inside in value.values():
+                yield from _tensors(inside)
         case str():
-            return 0
+            return
         case Sequence():
-            return sum(map(tensor_bytes, value))
-        case _:
-            return 0
+            for inside in value:
+                yield from _tensors(inside)
