@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 import fngd
 from fngd_bench import optimizers
+from fngd_bench.composite import preconditioner
 from fngd_bench.errors import InputError
 from fngd_bench.price.record import REFERENCE
 
@@ -113,3 +114,18 @@ def check_steps(steps: int, names: tuple[str, ...]) -> None:
             f"steps={steps} must be a multiple of {together}, since some costs come back only every few steps "
             f"({which}): pass --steps {steps + -steps % together}"
         )
+
+
+def check_sharing(name: str, optimizer: Optimizer) -> None:
+    """Refuse to time a method that still derives when it is to share.
+
+    Args:
+        name: Of the method.
+        optimizer: Its optimizer.
+
+    Raises:
+        RuntimeError: If it still derives.
+    """
+    natural = preconditioner(optimizer)
+    if natural is not None and natural.phase != "share":
+        raise RuntimeError(f"{name} still derives: more warm-up rounds are needed before the clock runs")

@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 from fngd_bench import clock, models, optimizers
-from fngd_bench.composite import preconditioner
 from fngd_bench.models import Images
 from fngd_bench.price.batches import Batch, loss, synthetic
-from fngd_bench.price.methods import Method
+from fngd_bench.price.methods import Method, check_sharing
 from fngd_bench.price.record import StepSettings
 
 Advance = Callable[[str], None]
@@ -91,16 +90,9 @@ class Racer:
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "natural_gradient": coefficients})
 
     def check_phase(self) -> None:
-        """Refuse to time a method that still derives when it is to share.
-
-        Raises:
-            RuntimeError: If it does.
-        """
-        natural = preconditioner(self.optimizer)
-        if self.method.shares and natural is not None and natural.phase != "share":
-            raise RuntimeError(
-                f"{self.method.name} still derives: more warm-up rounds are needed before the clock runs"
-            )
+        """Refuse to time a method that still derives when it is to share."""
+        if self.method.shares:
+            check_sharing(self.method.name, self.optimizer)
 
 
 def racers(methods: Sequence[Method], begin: Start, *, compiled: bool = False) -> list[Racer]:

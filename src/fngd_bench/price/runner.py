@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fngd_bench import optimizers
-from fngd_bench.composite import preconditioner
 from fngd_bench.price.batches import Batch
 from fngd_bench.price.kinds import Kind
-from fngd_bench.price.methods import DERIVE_STEPS
+from fngd_bench.price.methods import DERIVE_STEPS, check_sharing
 
 
 class Runner:
@@ -65,16 +64,9 @@ class Runner:
         self.optimizer.load_state_dict({**state, "natural_gradient": {"step": DERIVE_STEPS, "layers": layers}})
 
     def check_phase(self) -> None:
-        """Refuse to time a method that still derives when it is to share.
-
-        Raises:
-            RuntimeError: If it does.
-        """
-        natural = preconditioner(self.optimizer)
-        if self.kind.shares and natural is not None and natural.phase != "share":
-            raise RuntimeError(
-                f"{self.kind.method} still derives: more warm-up rounds are needed before the clock runs"
-            )
+        """Refuse to time a method that still derives when it is to share."""
+        if self.kind.shares:
+            check_sharing(self.kind.method, self.optimizer)
 
     @property
     def state_bytes(self) -> int:

@@ -56,7 +56,9 @@ def resolve(
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or above")
     if compiled and (twice := [name for name in methods if METHODS[name].second_order]):
-        raise InputError(f"{twice[0]} differentiates twice, which a compiled model cannot: leave out it or --compile")
+        raise InputError(
+            f"{twice[0]} differentiates twice, which a compiled model cannot: leave it out, or leave out --compile"
+        )
     return StepSettings(
         model=model,
         classes=entry.classes,
