@@ -1,14 +1,18 @@
 """Coefficients do not see the scale of the loss; a constant λ does, and `loss_reduction` says how."""
 
 import copy
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fngd
 import reference
+from fngd.layers.derivation import scale_of
 from reference import relative_error
 
 
@@ -101,3 +105,21 @@ def test_the_order_of_the_samples_does_not_matter():
         reordered = c if len(gradients) == 1 else torch.empty_like(c).index_put_((order,), c)
         gradients[-1].append(reordered)
     assert all(relative_error(a, b) <= 1e-12 for a, b in zip(*gradients, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-60000, 60000), min_size=1, max_size=5),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_the_scale_is_the_power_of_two_at_or_below_the_largest_gradient(values, dtype):
+    z = torch.tensor(values, dtype=torch.float64).to(dtype)
+    scale, largest = float(scale_of([z[:1], z])), float(z.double().abs().max())
+    assert math.frexp(scale)[0] == 0.5
+    assert scale <= largest < 2 * scale or (scale, largest) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_the_scale_of_gradients_that_are_not_finite_is_one(bad):
+    """It must not spread to the gradients of other parameters."""
+    assert scale_of([torch.tensor([1.0, 7.0]), torch.tensor([3.0, bad])]) == 1

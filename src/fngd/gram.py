@@ -14,6 +14,7 @@ scratch memory is held: the first two in blocks of rows, the last two in blocks 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -41,7 +42,7 @@ class Use(NamedTuple):
     def inputs(self, scratch: Scratch) -> Tensor:
         """X in canonical form and in the dtype of the Gram matrix."""
         readable = self.operation.readable(self.x, None, scratch)
-        return self.operation.inputs(readable, self.weight, slice(0, self.weight[0].numel()), scratch)
+        return self.operation.inputs(readable, self.weight, slice(0, math.prod(self.weight.shape[1:])), scratch)
 
     def outputs(self, scale: Tensor, scratch: Scratch) -> Tensor:
         """Z / scale in canonical form and in the dtype of the Gram matrix."""
@@ -93,9 +94,9 @@ def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None)
 def shape_of(uses: Sequence[Use]) -> Shape:
     """The canonical sizes of a weight's uses."""
     operation, x, _, weight = uses[0]
-    M, features = operation.samples.M, len(weight)
-    T = sum(use.z.numel() for use in uses) // (M * features)
-    shape = Shape(M, operation.groups, T, weight[0].numel(), features // operation.groups, weight[0, 0].numel())
+    M, (features, channels, *kernel) = operation.samples.M, weight.shape
+    T, positions = sum(use.z.numel() for use in uses) // (M * features), math.prod(kernel)
+    shape = Shape(M, operation.groups, T, channels * positions, features // operation.groups, positions)
     if not isinstance(operation, Convolution):
         return shape
     shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // (M * x.shape[1]))
@@ -175,26 +176,32 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
     z = [use.operation.outputs(use.z).mT.to(x[0][1].dtype) for use in uses]
     K, column = z[0].new_zeros(M, M), M * G * d_out
     held = scratch.take("U", (column * (d_in if plan.keeps else plan.block),), K.dtype, K.device)
-    U = []
     for features in _blocks(d_in, plan.block):
         start, width = column * features.start if plan.keeps else 0, features.stop - features.start
         part = held[start : start + column * width].view(M, G, d_out, width)
         for (use, readable, own), sent in zip(x, z, strict=True):
             seen = use.operation.inputs(readable, use.weight, features, own)
             torch.matmul(sent, seen, out=part) if use is uses[0] else part.add_(sent @ seen)
-        U.append(part)
         if not plan.keeps:
             _add_square(K, part.view(1, M, -1))
     if not plan.keeps:
         return Gram(_mirrored(K, rows_at_once(M)))
-    for parts in [held.view(len(U), M, -1)] if d_in % plan.block == 0 else [part.view(1, M, -1) for part in U]:
+    whole = d_in - d_in % plan.block  # blocks of one size are taken together, a shorter last one alone
+    U = [held[: column * whole].view(-1, M, G * d_out * plan.block), held[column * whole :].view(1, M, -1)]
+    U = [parts for parts in U if parts.numel()]
+    for parts in U:
         _add_square(K, parts)
-    return Gram(_mirrored(K, rows_at_once(M)), partial(_weighed, U, uses[0]))
+    return Gram(_mirrored(K, rows_at_once(M)), partial(_weighed, U, uses[0], (G, d_out)))
 
 
-def _weighed(U: Sequence[Tensor], use: Use, c: Tensor) -> Tensor:
-    summed = [(c @ part.flatten(1)).view(part.shape[1:]) for part in U]
+def _weighed(U: Sequence[Tensor], use: Use, rows: tuple[int, int], c: Tensor) -> Tensor:
+    summed = [_sum(c, parts).view(len(parts), *rows, -1).movedim(0, -2).flatten(-2) for parts in U]
     return use.operation.as_weight(torch.cat(summed, dim=-1), use.weight)
+
+
+def _sum(c: Tensor, U: Tensor) -> Tensor:
+    """Σ_m c_m u_m for parts of U, (parts, M, entries): the parts are spread over the cores."""
+    return torch.bmm(c.expand(len(U), 1, -1), U)
 
 
 def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:  # noqa: ARG001
@@ -206,7 +213,9 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     for features in _blocks(len(weight), plan.block):
         U = operation.sample_gradients(z[:, features], x, weight[features]).flatten(1).div_(scale)
         _add_square(K, U.unsqueeze(0))
-    return Gram(_mirrored(K, rows_at_once(M)), (lambda c: (c @ U).view(weight.shape)) if plan.keeps else None)
+    by_output = U.view(M, -1, weight[0].numel()).transpose(0, 1)
+    weigh = (lambda c: _sum(c, by_output).view(weight.shape)) if plan.keeps else None
+    return Gram(_mirrored(K, rows_at_once(M)), weigh)
 
 
 def _add_square(K: Tensor, U: Tensor) -> None:

@@ -32,7 +32,10 @@ class Policy(ABC):
         """Whether optimizer step number `step` (the first is 0) computes its own coefficients."""
 
     def weight(self, count: Tensor) -> Tensor:
-        """The share of the newest batch in c̃, when it is batch number `count`; 1/count makes c̃ the plain mean."""
+        """The share of the newest batch in c̃, when it is batch number `count`; 1/count makes c̃ the plain mean.
+
+        Asked of all layers at once, entry by entry: (layers,).
+        """
         return 1.0 / count
 
     def share(self, mean: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from fngd.arguments import chosen_policy, settings_for
-from fngd.coefficients import History
+from fngd.history import History
 from fngd.layers.attach import attach_layer, attach_root, detach, layer_of
 from fngd.layers.base import Layer
 from fngd.layers.registry import kinds, survey, tied
@@ -331,18 +332,20 @@ class NaturalGradient:
                 layer.refresh()
 
     def _warn_of_skipped(self) -> None:
-        if self._warned:
+        if self._warned or not self.layers:
+            return
+        skipped = [layer.history.skipped for layer in self.layers]
+        if not torch.stack([number.to(skipped[0].device) for number in skipped]).any():  # one answer to wait for
             return
         bad = [layer.name for layer in self.layers if layer.history.skipped > 0]
-        if bad:
-            self._warned = True
-            warnings.warn(
-                f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first (or a damping so small that "
-                "their Gram matrix cannot be factorised, or a head's residuals so uneven that its coefficients have a "
-                "mean near zero): such a batch takes the plain gradient and does not enter the shared coefficients. "
-                "A GradScaler skips its step, as it should. Said once; statistics() counts them",
-                stacklevel=2,
-            )
+        self._warned = True
+        warnings.warn(
+            f"fngd: NaN or Inf in the gradients of {len(bad)} layers, {bad[0]!r} first (or a damping so small that "
+            "their Gram matrix cannot be factorised, or a head's residuals so uneven that its coefficients have a mean "
+            "near zero): such a batch takes the plain gradient and does not enter the shared coefficients. A "
+            "GradScaler skips its step, as it should. Said once; statistics() counts them",
+            stacklevel=2,
+        )
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fngd.coefficients import History
+from fngd.history import History
 
 
 class Ranks:

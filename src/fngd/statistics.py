@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fngd.coefficients import History
+from fngd.history import History
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ parameters, is run by the autograd engine when no further use can come, and retu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -80,6 +81,12 @@ def cast_as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Te
         return t if t.dtype == torch.float64 else t.to(dtype)
 
     return cast(x), cast(weight), None if bias is None else cast(bias)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which products keep the dtype of their arguments."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 NO_BACKWARD = -1

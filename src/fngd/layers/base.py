@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fngd.coefficients import History
+from fngd.history import History
 from fngd.layers import compiled
 from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
 from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples, gram_dtype
-from fngd.weighted import Deriving, Join, Notes, Weighted, cast_as_autocast, scaled
+from fngd.weighted import Deriving, Join, Notes, Weighted, cast_as_autocast, scaled, without_autocast
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
@@ -62,7 +62,7 @@ class Layer:
         self.name = name
         self.places: list[Place] = list(places)
         self.run = run
-        self.history: History = History()
+        self._history: History = History()
         self.shared: Tensor | None = None
         """The coefficients of sharing steps, or None as long as no batch has been derived."""
         self.number: Tensor = compiled.number(self)
@@ -79,6 +79,17 @@ class Layer:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters, as they are at this moment: FSDP has others inside of a forward pass."""
         return parameters_at(self.places)
+
+    @property
+    def history(self) -> History:
+        """What the layer's batches have said so far."""
+        self.run.settle()
+        return self._history
+
+    @history.setter
+    def history(self, history: History) -> None:
+        self.run.settle()
+        self._history = history
 
     @property
     def trainable(self) -> bool:
@@ -181,7 +192,7 @@ class Layer:
         """Derive the coefficients from all uses of a batch and return the weighted gradient of each parameter."""
         if not uses:
             return tuple(None for _ in parameters)
-        with torch.autocast(uses[0][0].z.device.type, enabled=False):
+        with without_autocast(uses[0][0].z.device):
             empty = any(use.x.numel() == 0 or use.z.numel() == 0 for use, _ in uses)
             if empty:
                 return weighted_gradients(uses, uses[0][0].z.new_ones(1), parameters, self.run.scratch)
@@ -275,14 +286,14 @@ class Layer:
         self.place = place
 
     def _derived(self, uses: Uses) -> Derived:
-        """What this batch says; its coefficients enter the history."""
+        """What this batch says; it is reported."""
         try:
             derived = derive(uses, self.run.settings, self.run.scratch)
         except ValueError as error:
             raise RuntimeError(
                 f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"
             ) from error
-        self.history.add(derived.c, derived.measures, derived.valid, self.run.policy.weight)
+        self.run.note(self._history, derived.report)
         if self.run.watch is not None:
             self.run.watch(self.name, derived.K / torch.linalg.matrix_norm(derived.K))
         return derived

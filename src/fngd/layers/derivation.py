@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fngd.coefficients import Measures, coefficients, damping, measure
+from fngd.coefficients import coefficients, damping
 from fngd.gram import Gram, Use, bias_gram, gram
+from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
 from fngd.operations import gram_dtype
 from fngd.scratch import Scratch
@@ -22,13 +24,10 @@ Uses = Sequence[tuple[Use, Label]]
 class Derived(NamedTuple):
     """What one batch says of a layer."""
 
-    c: Tensor
-    """The coefficients, (M,); all ones if the batch is not valid."""
+    report: Report
+    """The coefficients, all ones if the batch is not valid, and what is to be kept of K."""
     factors: Tensor
     """What the samples' gradients are multiplied by: c, or c/λ where the settings ask for it."""
-    measures: Measures
-    valid: Tensor
-    """Whether the Gram matrix was finite and could be factorised."""
     K: Tensor
     """The Gram matrix / scale², (M, M)."""
     scale: Tensor
@@ -51,16 +50,19 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     M = uses[0][0].operation.samples.M
     scale = scale_of([use.z for use, _ in uses])
     K, weigh = layer_gram(uses, scale, scratch, settings)
-    # z carries the loss's 1/M: `unit` turns numbers on K's scale into numbers on the true gradients' scale.
-    unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
-    lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit).to(K.dtype)
-    c = coefficients(K, lam, torch.ones_like(K[0]))
-    valid = c.isfinite().all()
-    c = torch.where(valid, c, 1.0)
-    true_lam = lam.double() * unit
-    scaled = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
-    factors = scaled if settings.scale_by_damping else c
-    return Derived(c, factors, measure(K, c, true_lam), valid, K, scale, weigh)
+    unit = true_unit(scale, M, settings)
+    lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit**2).to(K.dtype)
+    c, valid = coefficients(K, lam, K.new_ones(M))
+    factors = c
+    if settings.scale_by_damping:
+        true_lam = lam.double() * unit**2
+        factors = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
+    return Derived(report(K, c, valid, lam, unit), factors, K, scale, weigh)
+
+
+def true_unit(scale: Tensor, M: int, settings: Settings) -> Tensor:
+    """What the samples' own gradients have been divided by: z carries the loss's 1/M."""
+    return scale.double() * (M if settings.loss_reduction == "mean" else 1)
 
 
 def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> Gram:
@@ -147,8 +149,16 @@ def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: 
 
 
 def scale_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range."""
-    extremes = [torch.stack(torch.aminmax(z)) for z in gradients]
-    largest = torch.cat(extremes).abs().amax()
-    mantissa, exponent = torch.frexp(largest.to(gram_dtype(largest.dtype)))
-    return torch.where(mantissa > 0, torch.ldexp(torch.ones_like(mantissa), exponent - 1), 1.0)
+    """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range.
+
+    1 if all of z is zero, or not all of it is finite.
+    """
+    largest = functools.reduce(torch.maximum, map(_largest, gradients))
+    largest = largest.to(gram_dtype(largest.dtype))
+    mantissa, _ = torch.frexp(largest)
+    return (largest / (2 * mantissa)).nan_to_num(1.0)
+
+
+def _largest(z: Tensor) -> Tensor:
+    low, high = torch.aminmax(z)
+    return torch.maximum(-low, high)

@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fngd.coefficients import coefficients, damping, measure
+from fngd.coefficients import coefficients, damping
 from fngd.gram import Use
+from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
-from fngd.layers.derivation import layer_gram, scale_of
+from fngd.layers.derivation import layer_gram, scale_of, true_unit
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
-from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast
+from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, without_autocast
 
 UNKNOWN = (
     "fngd: FromHead does not know the head yet: it is found in the first forward pass of the whole model, and layer "
@@ -110,22 +111,21 @@ class Head(Layer):
             raise RuntimeError(UNKNOWN.format(name=self.name))
         if not self.chosen or use.x.numel() == 0 or use.z.numel() == 0:
             return use.z
-        with torch.autocast(use.z.device.type, enabled=False):
+        with without_autocast(use.z.device):
             c = self._judged(use, label)
             return (use.z * use.operation.samples.spread(c, use.z.dim())).to(use.z.dtype)
 
     def _judged(self, use: Use, label: Label) -> Tensor:
-        """The coefficients of a batch, of mean one; they enter the history."""
+        """The coefficients of a batch, of mean one; they are reported."""
         settings, M = self.run.settings, use.operation.samples.M
         scale = scale_of([use.z])
         K = layer_gram([(use, label)], scale, self.run.scratch, settings).K
         lam = damping(K, settings.alpha)
-        c = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else torch.ones_like(K[0]))
+        c, valid = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else K.new_ones(M))
         mean = c.mean()
-        valid = c.isfinite().all() & (mean > least_mean(settings.alpha, M))
+        valid = valid & c.sum().isfinite() & (mean > least_mean(settings.alpha, M))
         c = torch.where(valid, c / mean, 1.0)
-        unit = (scale.double() * (M if settings.loss_reduction == "mean" else 1)) ** 2
-        self.history.add(c, measure(K, c, lam.double() * unit), valid, self.run.policy.weight)
+        self.run.note(self._history, report(K, c, valid, lam, true_unit(scale, M, settings)))
         if self.run.watch is not None:
             self.run.watch(self.name, K / torch.linalg.matrix_norm(K))
         return c

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fngd.history import History, Report, settle
 from fngd.policies import Policy
 from fngd.scratch import Scratch
 from fngd.settings import Settings
@@ -54,6 +55,8 @@ class Run:
     """Whether torch.compile makes a graph of the whole forward pass under way."""
     layers: list[Any] = field(default_factory=list)
     """All layers of the model."""
+    reports: dict[int, tuple[History, Report]] = field(default_factory=dict)
+    """What layers have reported of their latest batch and is yet to enter their histories."""
     strayed: bool = False
     """Whether a layer has derived outside of any forward pass of the model."""
     _depth: int = 0
@@ -129,8 +132,21 @@ class Run:
             if self.traced:  # nobody outside of the graph may see its tokens
                 self._open, self.traced = {}, False
 
+    def note(self, history: History, report: Report) -> None:
+        """A layer reports of its batch."""
+        if id(history) in self.reports:
+            self.settle()
+        self.reports[id(history)] = (history, report)
+
+    def settle(self) -> None:
+        """Let what layers have reported enter their histories."""
+        reports, self.reports = self.reports, {}
+        if reports:
+            settle(list(reports.values()), self.policy.weight)
+
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
+        self.settle()
         self._latest, self._open, self.entered = None, {}, False
         if not self.deriving:
             self.scratch.trim()
