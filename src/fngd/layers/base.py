@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fngd.history import History
 from fngd.layers import compiled
-from fngd.layers.derivation import Derived, Uses, derive, known_sum, weighted_gradients
+from fngd.layers.derivation import Derived, Uses, derive, known_sums, weighted_gradients
 from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
@@ -195,9 +195,9 @@ class Layer:
         with without_autocast(uses[0][0].z.device):
             empty = any(use.x.numel() == 0 or use.z.numel() == 0 for use, _ in uses)
             if empty:
-                return weighted_gradients(uses, uses[0][0].z.new_ones(1), parameters, self.run.scratch)
+                return weighted_gradients(uses, uses[0][0].z.new_ones(1), parameters, self.run.scratch, {})
             derived = self._derived(uses)
-            return weighted_gradients(uses, derived.factors, parameters, self.run.scratch, known_sum(derived))
+            return weighted_gradients(uses, derived.factors, parameters, self.run.scratch, known_sums(derived))
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import coefficients, damping
-from fngd.gram import Gram, Use, bias_gram, gram
+from fngd.gram import Use, bias_gram, gram
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
 from fngd.operations import gram_dtype
@@ -19,6 +20,8 @@ from fngd.settings import Settings
 from fngd.weighted import weighted_backward
 
 Uses = Sequence[tuple[Use, Label]]
+Weigh = Callable[[Tensor], Tensor]
+"""Σ_m c_m u_m as a function of c."""
 
 
 class Derived(NamedTuple):
@@ -30,10 +33,8 @@ class Derived(NamedTuple):
     """What the samples' gradients are multiplied by: c, or c/λ where the settings ask for it."""
     K: Tensor
     """The Gram matrix / scale², (M, M)."""
-    scale: Tensor
-    """A power of two near the largest |z|."""
-    weigh: Callable[[Tensor], Tensor] | None
-    """Σ_m c_m u_m / scale of the layer's one weight as a function of c, if the samples' gradients are at hand."""
+    at_hand: dict[Part, Weigh]
+    """How to weight samples' gradients that are at hand, by the piece of a parameter that they are of."""
 
 
 def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
@@ -49,7 +50,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     """
     M = uses[0][0].operation.samples.M
     scale = scale_of([use.z for use, _ in uses])
-    K, weigh = layer_gram(uses, scale, scratch, settings)
+    K, at_hand = layer_gram(uses, scale, scratch, settings)
     unit = true_unit(scale, M, settings)
     lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit**2).to(K.dtype)
     c, valid = coefficients(K, lam, K.new_ones(M))
@@ -57,7 +58,7 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     if settings.scale_by_damping:
         true_lam = lam.double() * unit**2
         factors = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
-    return Derived(report(K, c, valid, lam, unit), factors, K, scale, weigh)
+    return Derived(report(K, c, valid, lam, unit), factors, K, at_hand)
 
 
 def true_unit(scale: Tensor, M: int, settings: Settings) -> Tensor:
@@ -65,7 +66,7 @@ def true_unit(scale: Tensor, M: int, settings: Settings) -> Tensor:
     return scale.double() * (M if settings.loss_reduction == "mean" else 1)
 
 
-def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> Gram:
+def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> tuple[Tensor, dict[Part, Weigh]]:
     """K of a whole layer: the Gram matrices of its weights and biases add up.
 
     Args:
@@ -75,7 +76,8 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
         settings: The memory to hold at most, and the route.
 
     Returns:
-        K / scale², (M, M), and c·U / scale if the layer has one weight and its samples' gradients are at hand.
+        K / scale², (M, M), and how to weight what is at hand: the samples' gradients of biases, and those of the weight
+        if the layer has one and its route has left them.
 
     Raises:
         ValueError: If two uses read different but overlapping parts of a parameter, or differ in their samples.
@@ -98,11 +100,23 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
     budget, route = settings.gram_budget, settings.gram_route
     grams = [gram(group, scale, scratch, budget, route) for group in weights.values()]
     K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
-    return Gram(torch.stack(K).sum(0) if len(K) > 1 else K[0], grams[0].weigh if len(grams) == 1 else None)
+    at_hand: dict[Part, Weigh] = {part: partial(_weighed, rows) for part, rows in biases.items()}
+    if len(grams) == 1 and (weigh := grams[0].weigh) is not None:
+        at_hand[next(iter(weights))] = lambda c: weigh(c * scale)
+    return functools.reduce(torch.add, K), at_hand
+
+
+def _weighed(rows: Tensor, c: Tensor) -> Tensor:
+    return c @ rows
+
+
+def known_sums(derived: Derived) -> dict[Part, Tensor]:
+    """The weighted gradients of all pieces of parameters whose samples' gradients are at hand."""
+    return {part: weigh(derived.factors) for part, weigh in derived.at_hand.items()}
 
 
 def weighted_gradients(
-    uses: Uses, factors: Tensor, parameters: Sequence[nn.Parameter], scratch: Scratch, summed: Tensor | None = None
+    uses: Uses, factors: Tensor, parameters: Sequence[nn.Parameter], scratch: Scratch, known: Mapping[Part, Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Σ_m c_m u_m for each parameter of a layer.
 
@@ -111,30 +125,24 @@ def weighted_gradients(
         factors: What the samples are multiplied by, (M,) or (1,).
         parameters: The layer's parameters.
         scratch: Where scaled copies are put.
-        summed: That sum for the layer's one weight, if it is known already.
+        known: That sum for pieces of them, where it is known already.
 
     Returns:
         A gradient for each parameter, None for those that no use reads or that are frozen.
     """
     totals: list[Tensor | None] = [None for _ in parameters]
     for use, label in uses:
-        needs = (False, label.weight is not None and summed is None, label.bias is not None)
+        needs_weight, needs_bias = (part is not None and part not in known for part in label)
+        if not (needs_weight or needs_bias):
+            continue
         spread = use.operation.samples.spread(factors, use.x.dim())
-        _, weight, bias = weighted_backward(use, spread, needs, scratch)
+        _, weight, bias = weighted_backward(use, spread, (False, needs_weight, needs_bias), scratch)
         for part, gradient in ((label.weight, weight), (label.bias, bias)):
             if part is not None and gradient is not None:
                 totals[part.parameter] = _added(totals[part.parameter], parameters[part.parameter], part, gradient)
-    if summed is not None:
-        part = next(label.weight for _, label in uses if label.weight is not None)
-        totals[part.parameter] = _added(None, parameters[part.parameter], part, summed)
+    for part, gradient in known.items():
+        totals[part.parameter] = _added(totals[part.parameter], parameters[part.parameter], part, gradient)
     return tuple(totals)
-
-
-def known_sum(derived: Derived) -> Tensor | None:
-    """c·U: the weighted gradient of a layer's one weight, if its samples' gradients are at hand."""
-    if derived.weigh is None:
-        return None
-    return derived.weigh((derived.factors * derived.scale).to(derived.K.dtype))
 
 
 def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: Tensor) -> Tensor:

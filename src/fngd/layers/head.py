@@ -119,7 +119,7 @@ class Head(Layer):
         """The coefficients of a batch, of mean one; they are reported."""
         settings, M = self.run.settings, use.operation.samples.M
         scale = scale_of([use.z])
-        K = layer_gram([(use, label)], scale, self.run.scratch, settings).K
+        K, _ = layer_gram([(use, label)], scale, self.run.scratch, settings)
         lam = damping(K, settings.alpha)
         c, valid = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else K.new_ones(M))
         mean = c.mean()
