@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fngd_bench.data import load
 from fngd_bench.data.sets import SETS, find
+from fngd_bench.problems.classification import Classification, View
 
 
 def wrong(data, clean):
@@ -29,6 +31,18 @@ def test_forty_percent_of_the_labels_of_digits_are_drawn_anew():
     assert torch.equal(load("digits-noisy").train.labels, data.train.labels)
 
 
+@pytest.mark.parametrize(("clean", "changed"), [("digits", "digits-noisy"), ("cifar10", "cifar10-noisy")])
+@pytest.mark.parametrize("part", [0.1, 0.25, 0.5])
+def test_any_part_that_a_view_shows_has_its_share_of_random_labels(clean, changed, part, real):
+    folder = None if clean == "digits" else real(changed)
+    clean, changed = load(clean, folder), load(changed, folder)
+    view = View(train=round(part * len(clean.train)))
+    shown, as_it_was = (Classification(nn.Identity(), data, view, batch=8, seed=0).train for data in (changed, clean))
+    assert torch.equal(shown.images, as_it_was.images)
+    share = float((shown.labels != as_it_was.labels).float().mean())
+    assert abs(share - 0.36) < 4 * (0.36 * 0.64 / len(shown)) ** 0.5
+
+
 def test_the_long_tail_of_digits_falls_to_a_hundredth():
     clean, data = load("digits"), load("digits-longtail")
     sizes, full = data.train.labels.bincount(minlength=10).tolist(), clean.train.labels.bincount().tolist()
@@ -45,7 +59,7 @@ def test_noisy_cifar10_is_what_its_page_says(cifar10, real):
     assert torch.equal(data.train.images, cifar10.train.images)
     assert same_test(data, cifar10)
     drawn = wrong(data, cifar10)
-    assert drawn == 17_989  # 20,000 draws, a tenth of them right by chance
+    assert drawn == 17_986  # 20,000 draws, a tenth of them right by chance
     spread = data.train.labels[data.train.labels != cifar10.train.labels].bincount()
     assert spread.min() > 0.9 * drawn / 10
     assert data.test.labels.bincount().tolist() == [1_000] * 10
