@@ -60,7 +60,9 @@ def in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @functools.cache
 def prepare() -> None:
-    """Tell torch.compile of the marked functions. Not done on import, which it would slow down."""
+    """Tell torch of the operators and of the marked functions. Not done on import, which it would slow down."""
+    torch.library.custom_op("fngd::derive", derive, mutates_args=()).register_fake(_derived)
+    torch.library.custom_op("fngd::judge", judge, mutates_args=()).register_fake(_judged)
     for function in _marked:
         torch.compiler.allow_in_graph(function)
 
@@ -116,12 +118,11 @@ def _derive(
     labels = [Label(*(None if t is None else part_of(t, parameters) for t in held)) for _, held in uses]
     specs = [(static(use.operation), label) for (use, _), label in zip(uses, labels, strict=True)]
     tensors = ([getattr(use, name) for use, _ in uses] for name in ("x", "z", "weight"))
-    gradients = derive(layer, _text(specs), *tensors, list(parameters))
+    gradients = torch.ops.fngd.derive(layer, _text(specs), *tensors, list(parameters))
     found = dict(zip(_parameters_of(specs), gradients, strict=True))
     return tuple(found.get(index) for index in range(len(parameters)))
 
 
-@torch.library.custom_op("fngd::derive", mutates_args=())
 def derive(
     layer: Tensor, specs: str, x: list[Tensor], z: list[Tensor], weights: list[Tensor], parameters: list[Tensor]
 ) -> list[Tensor]:
@@ -133,8 +134,8 @@ def derive(
     return [_laid_out_as(parameters[index], gradients[index]) for index in _parameters_of(_read(specs))]
 
 
-@derive.register_fake
-def _(*given: Any) -> list[Tensor]:
+def _derived(*given: Any) -> list[Tensor]:
+    """What `derive` returns, but for its content."""
     _, specs, *_, parameters = given
     return [torch.empty_like(parameters[index]) for index in _parameters_of(_read(specs))]
 
@@ -148,11 +149,12 @@ class Judge:
 
     def scaled(self, use: Use, label: Label) -> Tensor:
         """Put the weighting of the output gradient into the graph."""
-        weighted: Tensor = judge(self._layer, _text([(static(use.operation), label)]), use.x, use.z, use.weight)
+        weighted: Tensor = torch.ops.fngd.judge(
+            self._layer, _text([(static(use.operation), label)]), use.x, use.z, use.weight
+        )
         return weighted
 
 
-@torch.library.custom_op("fngd::judge", mutates_args=())
 def judge(layer: Tensor, specs: str, x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """The head's output gradient weighted by coefficients that are derived from it."""
     ((spec, label),) = _read(specs)
@@ -160,8 +162,8 @@ def judge(layer: Tensor, specs: str, x: Tensor, z: Tensor, weight: Tensor) -> Te
     return _laid_out_as(z, z.clone() if weighted is z else weighted)
 
 
-@judge.register_fake
-def _(*given: Any) -> Tensor:
+def _judged(*given: Any) -> Tensor:
+    """What `judge` returns, but for its content."""
     *_, z, _weight = given
     return torch.empty_like(z)
 
