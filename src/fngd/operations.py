@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -211,8 +211,7 @@ class Convolution(Operation):
     def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
         """The padded patches: a copy for each position of the kernel, in runs of channels."""
         kernel, (groups, channels) = weight.shape[2:], readable.shape[-2:]
-        geometry = list(zip(readable.shape[1:-2], kernel, self.stride, self.dilation, strict=True))
-        out = [(size - spread * (k - 1) - 1) // step + 1 for size, k, step, spread in geometry]
+        out = self._positions(readable.shape[1:-2], kernel)
         shape = (len(readable), groups, *out, features.stop - features.start)
         rows = scratch.take("patches", shape, readable.dtype, readable.device)
         for number, offset in enumerate(product(*(range(k) for k in kernel))):
@@ -225,6 +224,16 @@ class Convolution(Operation):
                 run = seen[..., start - first : stop - first].movedim(-2, 1)
                 rows[..., start - features.start : stop - features.start].copy_(run)
         return self._by_sample(rows.view(len(rows), groups, math.prod(out), -1))
+
+    def shrinks(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the output has fewer entries than the input."""
+        padded = [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
+        return len(weight) * math.prod(self._positions(padded, weight.shape[2:])) < math.prod(x.shape[1:])
+
+    def _positions(self, padded: Sequence[int], kernel: Sequence[int]) -> list[int]:
+        """The kernel's positions along each dimension of a padded input."""
+        geometry = zip(padded, kernel, self.stride, self.dilation, strict=True)
+        return [(size - spread * (k - 1) - 1) // step + 1 for size, k, step, spread in geometry]
 
     def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
         return summed.view(len(weight), *weight.shape[2:], weight.shape[1]).movedim(-1, 1).contiguous()

@@ -4,7 +4,9 @@ r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m 
 itself would call: O(MD) extra work (`\cref{tab:time}`). Two autograd functions put it into the graph. Both leave the
 forward and the input gradient as torch computes them.
 
-`Weighted` is for known coefficients: each use of a weight is on its own.
+`Weighted` is for known coefficients: each use of a weight is on its own. Where it would scale the input of a
+convolution, torch's own node can do it (`reads_scaled`): no Python function stands around it then, which for small
+layers is half of the price.
 `Deriving` and `Join` are for coefficients that depend on the gradients themselves. A weight that is used more than
 once (tied, or a module called twice) has one per-sample gradient, the sum over its uses, so nothing can be weighted
 before the last use is through. `Deriving` therefore only notes down x and z; `Join`, a node between all uses and the
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fngd.gram import Use
-from fngd.operations import Gradients, Needs, Operation
+from fngd.operations import Convolution, Gradients, Needs, Operation
 from fngd.scratch import Scratch
 
 
@@ -89,6 +92,54 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
+def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
+    """Whether torch's own node can weight such a use, by reading a scaled input.
+
+    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work.
+    """
+    if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
+        return False
+    return c.numel() > 1 and not operation.shrinks(x, weight)
+
+
+_WHILE_TRACING = False
+
+
+def saving_is_free() -> bool:
+    """Whether nobody else has to do with what nodes save, as inside of a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(_WHILE_TRACING) is None
+
+
+def reads_scaled(output: Tensor, c: Tensor, scratch: Scratch) -> Tensor:
+    """Let the node of a convolution without bias read c ⊙ x where it has saved x: for the weight's gradient alone.
+
+    Args:
+        output: Torch's own, with its node.
+        c: The samples' coefficients, shaped to broadcast against x.
+        scratch: Where the scaled copy is put.
+
+    Returns:
+        The same output.
+    """
+    if output.grad_fn is not None:
+        saved = output.grad_fn._raw_saved_input  # type: ignore[attr-defined]
+        saved.register_hooks(_with_version, partial(_scaled, c, scratch))
+    return output
+
+
+def _with_version(x: Tensor) -> tuple[Tensor, int]:
+    return x, x._version
+
+
+def _scaled(c: Tensor, scratch: Scratch, saved: tuple[Tensor, int]) -> Tensor:
+    x, version = saved
+    if x._version != version:
+        raise RuntimeError(CHANGED)
+    if torch.is_grad_enabled():
+        raise RuntimeError(DOUBLE_BACKWARD)
+    return scratch.product(x, c)
+
+
 NO_BACKWARD = -1
 
 
@@ -97,6 +148,10 @@ def current_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
+CHANGED = (
+    "fngd: the input of a preconditioned convolution, which is needed for gradient computation, has been modified by "
+    "an inplace operation since the forward pass"
+)
 DOUBLE_BACKWARD = (
     "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted gradient "
     "is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer"

@@ -22,7 +22,18 @@ from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.operations import Convolution, Linear, Operation, Samples, gram_dtype
-from fngd.weighted import Deriving, Join, Notes, Weighted, cast_as_autocast, scaled, without_autocast
+from fngd.weighted import (
+    Deriving,
+    Join,
+    Notes,
+    Weighted,
+    cast_as_autocast,
+    may_read_scaled,
+    reads_scaled,
+    saving_is_free,
+    scaled,
+    without_autocast,
+)
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
@@ -71,7 +82,8 @@ class Layer:
         """Where the forward pass under way has used it while deriving: "eager", or in a "graph" of a part of it."""
         run.layers.append(self)
         self._operations: dict[Hashable, Operation] = {}
-        self._spread: dict[Operation, Tensor] = {}
+        self._spread: dict[Operation, tuple[Tensor, bool]] = {}
+        """The shared coefficients shaped like an operation's input, and whether torch's own node may scale it."""
         self._fits: int | None = None
         """The largest batch that `shared` fits; None for any."""
 
@@ -176,13 +188,16 @@ class Layer:
         if not weight.requires_grad and (bias is None or not bias.requires_grad):
             return operation.forward(x, weight, bias)
         compiling = torch.compiler.is_dynamo_compiling()  # a graph looks nothing up: it would watch what it found
-        c = None if compiling else self._spread.get(operation)
+        c, by_node = self._spread.get(operation, (None, False)) if not compiling else (None, False)
         if c is None:
             c = self._coefficients(operation.samples, x)
             if not compiling:
-                self._spread[operation] = c
+                by_node = may_read_scaled(operation, x, weight, c)
+                self._spread[operation] = c, by_node
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
+        if by_node and bias is None and weight.requires_grad and saving_is_free():
+            return reads_scaled(operation.forward(x, weight, None), c, self.run.scratch)
         if torch.is_autocast_enabled(x.device.type):
             x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
