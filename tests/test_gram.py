@@ -23,7 +23,7 @@ sizes = st.integers(1, 5)
 def materialise(uses):
     """U by its definition, a sample at a time: the reference of this file."""
     M = uses[0].operation.samples.M
-    rows = [(use.outputs(ONE, Scratch()), use.inputs(Scratch())) for use in uses]
+    rows = [(use.outputs(), use.inputs(Scratch())) for use in uses]
     columns = [sum(torch.einsum("gtp,gtd->gpd", z[m], x[m]) for z, x in rows).flatten() for m in range(M)]
     return torch.stack(columns, 1)
 
@@ -163,3 +163,65 @@ def test_half_precision_is_summed_in_float32():
     exact = use._replace(x=x.double(), z=z.double())
     assert gram([use], torch.ones(()), Scratch()).K.dtype == torch.float32
     assert relative_error(gram([use], torch.ones(()), Scratch()).K.double(), gram([exact], ONE, Scratch()).K) <= 1e-6
+
+
+def of_one_input(x, *widths):
+    """Layers of these widths that read x, each with an output gradient of its own."""
+    operation = Linear(Samples(0, len(x)))
+    return [
+        Use(operation, x, torch.randn(*x.shape[:-1], p, dtype=x.dtype), torch.empty(p, x.shape[-1], dtype=x.dtype))
+        for p in widths
+    ]
+
+
+def test_layers_that_read_the_same_input_multiply_it_with_itself_twice_at_most(monkeypatch):
+    """An input is met, met again, and known from then on."""
+    x, scratch, kept = torch.randn(5, 3, 4, dtype=torch.float64), Scratch(), []
+    products = Scratch.products
+
+    def watched(*args):
+        kept.append(products(*args))
+        return kept[-1]
+
+    monkeypatch.setattr(Scratch, "products", watched)
+    for use in of_one_input(x, 2, 6, 3, 2):
+        K = gram([use], ONE, scratch, route="pairwise").K
+        assert relative_error(K, reference.gram(materialise([use]))) <= 1e-12
+    assert [known is None for known in kept] == [True, False, False, False]
+    assert kept[1] is kept[2] is kept[3]
+    assert len(kept[3]) > 0
+
+
+def test_an_input_that_has_changed_is_multiplied_anew():
+    x, scratch = torch.randn(5, 3, 4, dtype=torch.float64), Scratch()
+    for use in of_one_input(x, 2, 2, 2, 2):
+        assert (
+            relative_error(gram([use], ONE, scratch, route="pairwise").K, reference.gram(materialise([use]))) <= 1e-12
+        )
+        x.mul_(1.5)
+
+
+def test_another_choice_of_samples_has_other_products():
+    x, scratch = torch.randn(4, 4, 3, dtype=torch.float64), Scratch()
+    for axis in (0, 1, 0, 1, 0, 1):
+        use = of_one_input(x, 2)[0]._replace(operation=Linear(Samples(axis, 4)))
+        assert (
+            relative_error(gram([use], ONE, scratch, route="pairwise").K, reference.gram(materialise([use]))) <= 1e-12
+        )
+
+
+def test_products_go_when_their_input_goes():
+    scratch, x = Scratch(), torch.randn(5, 3, 4)
+    for use in of_one_input(x, 2, 2, 2):
+        gram([use], torch.ones(()), scratch, route="pairwise")
+    assert len(scratch._inputs) == 1
+    del use, x
+    assert len(scratch._inputs) == 0
+
+
+def test_products_of_long_inputs_are_not_kept(monkeypatch):
+    monkeypatch.setattr(routes, "KEPT_PRODUCTS", 15 * 15 * 8 - 1)
+    x, scratch = torch.randn(5, 3, 4, dtype=torch.float64), Scratch()
+    for use in of_one_input(x, 2, 2, 2):
+        gram([use], ONE, scratch, route="pairwise")
+    assert len(scratch._inputs) == 0

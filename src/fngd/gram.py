@@ -25,10 +25,14 @@ from torch import Tensor
 
 from fngd.operations import Convolution, Operation, divided, gram_dtype
 from fngd.planner import BUDGET, Plan, Shape, plan, rows_at_once
-from fngd.scratch import Scratch
+from fngd.scratch import Products, Scratch
 
 CHUNK = 4096
 """Entries of u_m that a core multiplies at once: all samples' fit its cache."""
+
+
+KEPT_PRODUCTS = 16 * 2**20
+"""Bytes of an input's products with itself that may be kept for the next layer that reads it."""
 
 
 class Use(NamedTuple):
@@ -44,10 +48,9 @@ class Use(NamedTuple):
         readable = self.operation.readable(self.x, None, scratch)
         return self.operation.inputs(readable, self.weight, slice(0, math.prod(self.weight.shape[1:])), scratch)
 
-    def outputs(self, scale: Tensor, scratch: Scratch) -> Tensor:
-        """Z / scale in canonical form and in the dtype of the Gram matrix."""
-        z = self.operation.outputs(self.z)
-        return divided(z, scale, scratch.take("sent", z.shape, gram_dtype(z.dtype), z.device))
+    def outputs(self) -> Tensor:
+        """Z in canonical form and in the dtype of the Gram matrix."""
+        return self.operation.outputs(self.z).to(gram_dtype(self.z.dtype))
 
 
 class Gram(NamedTuple):
@@ -110,13 +113,24 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
     """K_mn = Σ_{s,t} (x_ms · x_nt)(z_ms · z_nt), a block of samples m at a time with all n that are not before it."""
     M, G, T, *_ = shape
     x = _joined([use.inputs(own) for use, own in _own(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
-    z = _joined([use.outputs(scale, own) for use, own in _own(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
-    K = x.new_empty(M, M)
+    z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
+    K, kept = x.new_empty(M, M), _kept_products(uses, plan, x, scratch)
     for rows in _blocks(M, plan.block):
         here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
-        products = (x[:, here] @ x[:, after].mT).mul_(z[:, here] @ z[:, after].mT)
-        K[rows, rows.start :] = products.view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1)
+        X = x[:, here] @ x[:, after].mT if kept is None or rows.start not in kept else kept[rows.start]
+        if kept is not None:
+            kept[rows.start] = X
+        Z = (z[:, here].div(scale) @ z[:, after].mT).div_(scale)
+        K[rows, rows.start :] = Z.mul_(X).view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1)
     return Gram(_mirrored(K, plan.block))
+
+
+def _kept_products(uses: Sequence[Use], plan: Plan, rows: Tensor, scratch: Scratch) -> Products | None:
+    """Where the products of this input's rows are kept, if another layer has read it and they are not too large."""
+    operation, x, *_ = uses[0]
+    if len(uses) > 1 or isinstance(operation, Convolution) or rows.shape[1] ** 2 * rows.itemsize > KEPT_PRODUCTS:
+        return None
+    return scratch.products(x, (operation.samples, plan.block))
 
 
 def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:

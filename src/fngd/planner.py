@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 BUDGET = 128 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-BLOCK = PATCHES = 16 * 2**20
-"""Bytes of U and of patches at a time, so that the next product finds them in a cache."""
+BLOCK, PATCHES = 32 * 2**20, 16 * 2**20
+"""Bytes of U and of patches at a time: enough for quick products, few enough for a cache to hold them."""
 GEMM, BATCHED, SQUARED, CONVOLVED = 165e9, 150e9, 140e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
 COPIED, TURNED, WRITTEN, VISITED = 20e9, 3e9, 1.2e9, 4e9

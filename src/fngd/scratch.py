@@ -1,15 +1,19 @@
-"""Memory that is used again: fresh memory costs more than the arithmetic done in it.
+"""Memory that is used again, since fresh memory costs more than the arithmetic done in it, and results that are.
 
 A buffer is known by its name, dtype and device and grows to the largest size asked for. What lies in it is valid until
 the next taker of the same name. Between two sharing steps large buffers are given back (`trim`): a forward pass that
 piles up its activations should not find them held.
+
+Products of an input with itself are kept for inputs that several layers read: queries, keys and values, or what every
+layer of a decoder looks back at.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +23,12 @@ KEPT_BYTES = 8 << 20
 MOST_VIEWS = 1024
 """Shapes to keep in mind: inputs may come in any number of them."""
 
+MOST_INPUTS = 64
+"""Inputs to keep in mind: those of a deriving step that are still alive."""
+
 Key = tuple[str, torch.dtype, torch.device]
+Products = dict[int, Tensor]
+"""Products of some rows of an input with others, by the first row."""
 
 
 class Scratch(threading.local):
@@ -28,6 +37,7 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self._buffers: dict[Key, Tensor] = {}
         self._views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
+        self._inputs: dict[Hashable, tuple[weakref.ref[Tensor], Products | None]] = {}
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A contiguous tensor whose content is whatever was there last.
@@ -59,6 +69,29 @@ class Scratch(threading.local):
         if torch.compiler.is_compiling():
             return (t * c).to(t.dtype)
         return torch.mul(t, c, out=self.like(t))
+
+    def products(self, x: Tensor, of: Hashable) -> Products | None:
+        """Where the products of an input with itself are kept, as long as it lives and is not changed.
+
+        Args:
+            x: The input.
+            of: What distinguishes these products from others of the same input.
+
+        Returns:
+            None when an input is met for the first time: most are never met again. From the second time on, the
+            products so far, to read and to add to.
+        """
+        key, inputs = (id(x), x._version, of), self._inputs
+        if key not in inputs:
+            if len(inputs) >= MOST_INPUTS:
+                inputs.clear()
+            inputs[key] = weakref.ref(x, lambda _: inputs.pop(key, None)), None
+            return None
+        met, kept = inputs[key]
+        if kept is None:
+            kept = {}
+            inputs[key] = met, kept
+        return kept
 
     def trim(self) -> None:
         """Give everything back if any buffer is large."""
