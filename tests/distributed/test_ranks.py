@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fngd.coefficients import History
+from fngd.history import History
 from fngd.ranks import Ranks
 
 

@@ -11,6 +11,8 @@ import fngd
 import fngd.gram
 import fngd.layers.derivation
 import zoo
+from fngd.layers import base
+from fngd.weighted import reads_scaled
 
 TOLERANCE = 1e-9
 PHASES = ["derive", "share"]
@@ -88,11 +90,20 @@ def nodes(loss):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", ADAPTED)
-def test_the_graph_has_a_node_for_each_adapter_and_none_for_a_frozen_layer(name, phase):
+def test_the_graph_has_a_node_for_each_adapter_and_none_for_a_frozen_layer(name, phase, monkeypatch):
+    """A node of the library's, or, for a convolution that shares, one of torch's that reads a scaled input."""
+    torchs = []
+
+    def watched(*args):
+        torchs.append(args)
+        return reads_scaled(*args)
+
+    monkeypatch.setattr(base, "reads_scaled", watched)
     specimen = ADAPTED[name]()
     _, loss = stepped(specimen, phase)
     adapters = len(oracle.shapes(specimen))
-    assert nodes(loss) == ((adapters, adapters, 0) if phase == "derive" else (0, 0, adapters))
+    assert len(torchs) == (name == "ConvNeXt" and phase == "share")
+    assert nodes(loss) == ((adapters, adapters, 0) if phase == "derive" else (0, 0, adapters - len(torchs)))
 
 
 @pytest.mark.parametrize("name", ADAPTED)
