@@ -115,7 +115,7 @@ def test_a_refreshed_policy_derives_again():
     for x, y in batches([6] * 7):
         phases.append(optimizer.phase[0])
         step(model, optimizer, x, y)
-        shared.append(optimizer.preconditioner.layers[0].shared)
+        shared.append(optimizer.preconditioner.layers[0].sharing.c)
     assert "".join(phases) == "dssdssd"
     assert torch.equal(shared[0], shared[2])
     assert not torch.equal(shared[2], shared[3])

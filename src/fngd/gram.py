@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fngd.operations import Convolution, Operation, divided, gram_dtype
-from fngd.planner import BUDGET, Plan, Shape, plan, rows_at_once
+from fngd.planner import BUDGET, Plan, Shape, plan, rows_at_once, samples_at_once
 from fngd.scratch import Products, Scratch
 
 CHUNK = 4096
@@ -218,16 +218,22 @@ def _sum(c: Tensor, U: Tensor) -> Tensor:
     return torch.bmm(c.expand(len(U), 1, -1), U)
 
 
-def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:  # noqa: ARG001
-    """K = U Uᵀ with U from torch's own kernel, a block of output features at a time; U is divided by the scale."""
+def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """K = U Uᵀ with U from torch's own kernel, a block of output features at a time; U is divided by the scale.
+
+    The kernel's results are memory of its own, fresh each time, so they are taken for a few samples at once.
+    """
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
-    M = len(x)
+    M, d_in = len(x), shape.d_in
     K = z.new_zeros(M, M)
     for features in _blocks(len(weight), plan.block):
-        U = operation.sample_gradients(z[:, features], x, weight[features]).flatten(1).div_(scale)
+        U = scratch.take("U", (M, (features.stop - features.start) * d_in), z.dtype, z.device)
+        for rows in _blocks(M, samples_at_once(U[0].nbytes)):
+            part = operation.sample_gradients(z[rows, features], x[rows], weight[features])
+            torch.div(part.flatten(1), scale, out=U[rows])
         _add_square(K, U.unsqueeze(0))
-    by_output = U.view(M, -1, weight[0].numel()).transpose(0, 1)
+    by_output = U.view(M, -1, d_in).transpose(0, 1)
     weigh = (lambda c: _sum(c, by_output).view(weight.shape)) if plan.keeps else None
     return Gram(_mirrored(K, rows_at_once(M)), weigh)
 

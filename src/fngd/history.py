@@ -92,8 +92,8 @@ class History:
         """The measures averaged over the valid batches."""
         return Measures(*(self.totals / self.counted.clamp_min(1)).unbind())
 
-    def accepts(self, batch: Report) -> bool:
-        """Whether the coefficients of a batch enter c̃, if they are valid.
+    def make_room(self, batch: Report) -> bool:
+        """Make c̃ as long as a batch, if it is to be, and say whether the batch's coefficients enter it.
 
         A batch shorter than c̃ (the last of an epoch) is measured but does not enter c̃; a longer one starts it anew,
         if it is valid: only then is a tensor's value waited for.
@@ -114,7 +114,7 @@ def settle(reports: Sequence[tuple[History, Report]], weight: Callable[[Tensor],
     """
     alike: dict[Any, list[tuple[History, Report]]] = {}
     for history, batch in reports:
-        key = history.accepts(batch), len(batch.c), batch.c.dtype, batch.c.device
+        key = history.make_room(batch), len(batch.c), batch.c.dtype, batch.c.device
         alike.setdefault(key, []).append((history, batch))
     for (accepted, *_), group in alike.items():
         histories = [history for history, _ in group]
@@ -128,9 +128,9 @@ def _add_measures(histories: Sequence[History], batch: Report) -> None:
     def table(name: str) -> Tensor:
         return torch.stack([getattr(history, name).to(batch.c.device) for history in histories])
 
-    valid, values = batch.valid, torch.stack(measure(batch), 1)
+    valid, values, totals = batch.valid, torch.stack(measure(batch), 1), table("totals")
     has_value = valid.unsqueeze(1) & values.isfinite()
-    totals = torch.where(has_value, table("totals") + values, table("totals"))
+    totals = torch.where(has_value, totals + values, totals)
     rows = zip(totals, table("counted") + has_value, table("batches") + valid, table("skipped") + ~valid, strict=True)
     for history, row in zip(histories, rows, strict=True):
         history.totals, history.counted, history.batches, history.skipped = row

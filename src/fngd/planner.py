@@ -25,9 +25,11 @@ BUDGET = 128 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
 BLOCK, PATCHES = 32 * 2**20, 16 * 2**20
 """Bytes of U and of patches at a time: enough for quick products, few enough for a cache to hold them."""
+FRESH = 4 * 2**20
+"""Bytes that torch's kernel may ask the system for at once: more are slow to come."""
 GEMM, BATCHED, SQUARED, CONVOLVED = 165e9, 150e9, 140e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
-COPIED, TURNED, WRITTEN, VISITED = 20e9, 3e9, 1.2e9, 4e9
+COPIED, TURNED, WRITTEN, VISITED = 20e9, 3e9, 4e9, 4e9
 """Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
@@ -95,6 +97,11 @@ def rows_at_once(M: int) -> int:
     return max(64, M // 4)
 
 
+def samples_at_once(gradient: int) -> int:
+    """Samples whose gradients, of this many bytes each, torch's kernel may put into fresh memory together."""
+    return max(1, FRESH // max(1, gradient))
+
+
 def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
     yield _pairwise(shape, item, budget)
     yield _materialised(shape, item, budget, keeps=False)
@@ -134,13 +141,14 @@ def _pixels(shape: Shape, item: int) -> Plan:
 def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     channels, features = d_in // shape.kernel, G * d_out
-    column = max(1, M * (d_in + T) * item)
-    block = min(features, max(1, budget // column)) if G == 1 else features  # groups cannot be cut
+    U, column = M * d_in * item, max(1, M * (d_in + T) * item)  # for each output feature
+    block = min(features, max(1, (budget - min(FRESH, U * features)) // column)) if G == 1 else features  # not cut
     product, square = 2 * M * T * d_in * features, M * (M + rows_at_once(M)) * d_in * features
     slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
-    seconds = product / CONVOLVED * slow + M * d_in * features * item / WRITTEN + square / SQUARED
+    seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
-    return Plan("kernel", block, product + square, block * column, seconds, block == features)
+    held = block * column + min(FRESH, U * block)
+    return Plan("kernel", block, product + square, held, seconds, block == features)
 
 
 def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:

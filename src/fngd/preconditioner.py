@@ -252,7 +252,7 @@ class NaturalGradient:
             values = state["layers"][layer.name]
             moved: dict[str, Any] = {k: None if v is None else v.to(device).clone() for k, v in values.items()}
             layer.history = History(**moved)
-            layer.shared = None
+            layer.sharing.c = None
             layer.refresh()
         self._start(state["step"])
 

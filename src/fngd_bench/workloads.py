@@ -214,13 +214,13 @@ _ROWS = (
         "cifar10-noisy-resnet32",
         "resnet32 on cifar10 with 40 % random labels in training; the test is clean",
         smoke=replace(_UNEVEN_SMOKE, data="digits-noisy"),
-        cpu=replace(_UNEVEN, data="cifar10-noisy", view=View(train=12_800)),
+        cpu=replace(_UNEVEN, data="cifar10-noisy", view=View(train=12_800), target=0.47),
     ),
     _images(
         "cifar10-longtail-resnet32",
         "resnet32 on cifar10 with class sizes falling from 5,000 to 50; the test is balanced",
         smoke=replace(_UNEVEN_SMOKE, data="digits-longtail"),
-        cpu=replace(_UNEVEN, data="cifar10-longtail"),
+        cpu=replace(_UNEVEN, data="cifar10-longtail", target=0.31),
     ),
 )
 WORKLOADS: dict[str, Workload] = {row.name: row for row in _ROWS}

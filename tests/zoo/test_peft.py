@@ -11,7 +11,7 @@ import fngd
 import fngd.gram
 import fngd.layers.derivation
 import zoo
-from fngd.layers import base
+from fngd.layers import sharing
 from fngd.weighted import reads_scaled
 
 TOLERANCE = 1e-9
@@ -98,7 +98,7 @@ def test_the_graph_has_a_node_for_each_adapter_and_none_for_a_frozen_layer(name,
         torchs.append(args)
         return reads_scaled(*args)
 
-    monkeypatch.setattr(base, "reads_scaled", watched)
+    monkeypatch.setattr(sharing, "reads_scaled", watched)
     specimen = ADAPTED[name]()
     _, loss = stepped(specimen, phase)
     adapters = len(oracle.shapes(specimen))

@@ -21,25 +21,12 @@ from fngd.layers.derivation import Derived, Uses, derive, known_sums, weighted_g
 from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
-from fngd.operations import Convolution, Linear, Operation, Samples, gram_dtype
-from fngd.weighted import (
-    Deriving,
-    Join,
-    Notes,
-    Weighted,
-    cast_as_autocast,
-    may_read_scaled,
-    reads_scaled,
-    saving_is_free,
-    scaled,
-    without_autocast,
-)
+from fngd.layers.sharing import Sharing
+from fngd.operations import Convolution, Linear, Operation, Samples
+from fngd.weighted import Deriving, Join, Notes, cast_as_autocast, without_autocast
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""
-SMALL = 1 << 17
-"""Up to this many entries, a pass over a weight takes less time than a Python call does in the backward pass."""
-
 STRAY = (
     "fngd: layer {name!r} is used outside of the model's forward pass: such a use is a batch of its own, and what the "
     "layer's own input has in its batch dimension are the samples. If that is not what you mean, call the model, or "
@@ -74,18 +61,13 @@ class Layer:
         self.places: list[Place] = list(places)
         self.run = run
         self._history: History = History()
-        self.shared: Tensor | None = None
-        """The coefficients of sharing steps, or None as long as no batch has been derived."""
+        self.sharing: Sharing = Sharing(name)
         self.number: Tensor = compiled.number(self)
         """By which compiled graphs find the layer."""
         self.place: str = ""
         """Where the forward pass under way has used it while deriving: "eager", or in a "graph" of a part of it."""
         run.layers.append(self)
         self._operations: dict[Hashable, Operation] = {}
-        self._spread: dict[Operation, tuple[Tensor, bool]] = {}
-        """The shared coefficients shaped like an operation's input, and whether torch's own node may scale it."""
-        self._fits: int | None = None
-        """The largest batch that `shared` fits; None for any."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -181,27 +163,11 @@ class Layer:
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that returns weighted gradients."""
-        if self.run.deriving:
-            if torch.compiler.is_dynamo_compiling():
-                return self._derive_in_graph(operation, x, weight, bias)
-            return self._derive(operation, x, weight, bias)
-        if not weight.requires_grad and (bias is None or not bias.requires_grad):
-            return operation.forward(x, weight, bias)
-        compiling = torch.compiler.is_dynamo_compiling()  # a graph looks nothing up: it would watch what it found
-        c, by_node = self._spread.get(operation, (None, False)) if not compiling else (None, False)
-        if c is None:
-            c = self._coefficients(operation.samples, x)
-            if not compiling:
-                by_node = may_read_scaled(operation, x, weight, c)
-                self._spread[operation] = c, by_node
-        if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
-            return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
-        if by_node and bias is None and weight.requires_grad and saving_is_free():
-            return reads_scaled(operation.forward(x, weight, None), c, self.run.scratch)
-        if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = cast_as_autocast(x, weight, bias)
-        output: Tensor = Weighted.apply(operation, self.run.scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
-        return output
+        if not self.run.deriving:
+            return self.sharing.apply(operation, x, weight, bias, self.run.scratch)
+        if torch.compiler.is_dynamo_compiling():
+            return self._derive_in_graph(operation, x, weight, bias)
+        return self._derive(operation, x, weight, bias)
 
     def finish(self, parameters: Sequence[nn.Parameter], uses: Uses) -> tuple[Tensor | None, ...]:
         """Derive the coefficients from all uses of a batch and return the weighted gradient of each parameter."""
@@ -216,16 +182,8 @@ class Layer:
 
     def refresh(self) -> None:
         """Take what sharing steps use from the history."""
-        self._spread.clear()
-        if self.history.mean is None:
-            return
-        mean, policy = self.history.mean, self.run.policy
-        shared = policy.share(mean)
-        self._fits = None if len(policy.share(mean.new_ones(2))) == 1 else len(mean)
-        self.shared = shared[:1] if (shared == shared[0]).all() else shared
-        lam = self.history.measures.damping.to(mean)
-        if self.run.settings.scale_by_damping and lam > 0:
-            self.shared = self.shared / lam
+        scale_by_damping = self.run.settings.scale_by_damping
+        self.sharing.take(self.history, self.run.policy, scale_by_damping=scale_by_damping)
 
     def part(self, t: Tensor) -> Part | None:
         """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
@@ -319,29 +277,9 @@ class Layer:
             return operation
         if len(self._operations) >= MOST_SHAPES:
             self._operations.clear()
-            self._spread.clear()
+            self.sharing.forget_shapes()
         self._operations[key] = operation
         return operation
-
-    def _coefficients(self, samples: Samples, x: Tensor) -> Tensor:
-        """The shared coefficients for a batch, shaped like x; a single 1 if none were ever derived."""
-        c, M = self.shared, samples.M
-        if c is None:
-            warnings.warn(
-                f"fngd: layer {self.name!r} had no finite gradient while coefficients were derived: it takes the plain "
-                "gradient, if one comes. To derive anew, call detach() and make a new optimizer",
-                stacklevel=2,
-            )
-            c = torch.ones(1, dtype=gram_dtype(x.dtype), device=x.device)
-        elif self._fits is not None and self._fits < M:
-            raise RuntimeError(
-                f"fngd: layer {self.name!r} meets a batch of {M} samples (input {tuple(x.shape)}), but its shared "
-                f"coefficients were derived for batches of {self._fits}: derive with the largest batch size, use "
-                f"batches of at most {self._fits}, or take policy=fngd.Constant(…), which fits any batch size"
-            )
-        elif M < len(c) > 1:
-            c = c[:M] * (c.mean() / c[:M].mean())
-        return samples.spread(c, x.dim())
 
     def _samples(self, x: Tensor, leading: Sequence[int], batch_dim: int, batch: int | None) -> Samples:
         """Where in x the samples of the model's batch are."""
