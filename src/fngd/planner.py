@@ -29,7 +29,7 @@ FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
 GEMM, BATCHED, SQUARED, CONVOLVED = 165e9, 150e9, 140e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
-COPIED, TURNED, WRITTEN, VISITED = 20e9, 3e9, 4e9, 4e9
+COPIED, TURNED, WRITTEN, VISITED = 20e9, 4e9, 4e9, 4e9
 """Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
@@ -145,6 +145,7 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     block = min(features, max(1, (budget - min(FRESH, U * features)) // column)) if G == 1 else features  # not cut
     product, square = 2 * M * T * d_in * features, M * (M + rows_at_once(M)) * d_in * features
     slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
+    slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
     seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
     held = block * column + min(FRESH, U * block)
