@@ -74,7 +74,8 @@ def test_every_route_equals_the_materialised_reference(uses, budget):
         if found.weigh is not None:
             c = torch.randn(len(found.K), dtype=torch.float64)
             summed = (U @ c).view(uses[0].operation.groups, -1, uses[0].weight[0].numel())
-            assert relative_error(found.weigh(c), uses[0].operation.as_weight(summed, uses[0].weight)) <= 1e-12, route
+            error = (found.weigh(c) - uses[0].operation.as_weight(summed, uses[0].weight)).norm()
+            assert error <= 1e-12 * (U.abs() @ c.abs()).norm(), route  # the samples may cancel each other
     assert relative_error(gram(uses, ONE, scratch, budget).K, reference.gram(U)) <= 1e-12
 
 

@@ -266,7 +266,7 @@ def test_the_gradient_of_a_batch_that_is_not_finite_is_the_plain_one():
 def test_small_and_large_weights_take_one_coefficient_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = []
     for small in (0, 1 << 20):
-        monkeypatch.setattr("fngd.layers.base.SMALL", small)
+        monkeypatch.setattr("fngd.layers.sharing.SMALL", small)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2)).double()
         _fill(model)
         optimizer = fngd.FNGD(model, lr=0.1, policy=fngd.Constant(1))

@@ -141,7 +141,7 @@ def test_inputs_of_ever_new_shapes_grow_nothing(policy, monkeypatch):
         kept.append(len(optimizer.preconditioner._run.scratch._views))
     assert max(kept) <= 80
     assert all(len(layer._operations) <= base.MOST_SHAPES for layer in optimizer.preconditioner.layers)
-    assert all(len(layer._spread) <= base.MOST_SHAPES for layer in optimizer.preconditioner.layers)
+    assert all(len(layer.sharing._spread) <= base.MOST_SHAPES for layer in optimizer.preconditioner.layers)
 
 
 def attached_and_detached(model, make, data, times):
