@@ -28,20 +28,31 @@ def materialise(uses):
     return torch.stack(columns, 1)
 
 
+def numbers(*shape):
+    return 0.5 + torch.rand(*shape, dtype=torch.float64)
+
+
+def signed(uses):
+    """Each sample with a sign of its own: where a sample cancels within itself, no route can keep its digits."""
+    signs = 1 - 2 * torch.randint(2, (len(uses[0].z),), dtype=torch.float64)
+    return [use._replace(z=signs.view(-1, *[1] * (use.z.dim() - 1)) * use.z) for use in uses]
+
+
 @st.composite
 def linear_uses(draw):
+    torch.manual_seed(0)  # the same shapes have the same numbers, and a failure can be brought back
     M, d_in, d_out = draw(sizes), draw(sizes), draw(sizes)
     weight = torch.randn(d_out, d_in, dtype=torch.float64)
     uses = []
     for _ in range(draw(st.integers(1, 2))):
         T = draw(sizes)
-        x, z = torch.randn(M, T, d_in, dtype=torch.float64), torch.randn(M, T, d_out, dtype=torch.float64)
-        uses.append(Use(Linear(Samples(0, M)), x, z, weight))
-    return uses
+        uses.append(Use(Linear(Samples(0, M)), numbers(M, T, d_in), numbers(M, T, d_out), weight))
+    return signed(uses)
 
 
 @st.composite
 def convolution_uses(draw):
+    torch.manual_seed(0)
     dims = draw(st.integers(1, 3))
     M, groups, channels, features = draw(sizes), draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(sizes)
     kernel = [draw(st.integers(1, 3)) for _ in range(dims)]
@@ -52,9 +63,9 @@ def convolution_uses(draw):
     weight = torch.randn(groups * features, channels, *kernel, dtype=torch.float64)
     uses = []
     for _ in range(draw(st.integers(1, 2))):
-        x = torch.randn(M, groups * channels, *space, dtype=torch.float64)
-        uses.append(Use(operation, x, torch.randn_like(operation.forward(x, weight, None)), weight))
-    return uses
+        x = numbers(M, groups * channels, *space)
+        uses.append(Use(operation, x, numbers(*operation.forward(x, weight, None).shape), weight))
+    return signed(uses)
 
 
 def possible(uses):
@@ -74,8 +85,7 @@ def test_every_route_equals_the_materialised_reference(uses, budget):
         if found.weigh is not None:
             c = torch.randn(len(found.K), dtype=torch.float64)
             summed = (U @ c).view(uses[0].operation.groups, -1, uses[0].weight[0].numel())
-            error = (found.weigh(c) - uses[0].operation.as_weight(summed, uses[0].weight)).norm()
-            assert error <= 1e-12 * (U.abs() @ c.abs()).norm(), route  # the samples may cancel each other
+            assert relative_error(found.weigh(c), uses[0].operation.as_weight(summed, uses[0].weight)) <= 1e-12, route
     assert relative_error(gram(uses, ONE, scratch, budget).K, reference.gram(U)) <= 1e-12
 
 
