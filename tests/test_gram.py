@@ -168,6 +168,22 @@ def test_a_wide_layer_never_holds_its_per_sample_gradients():
     assert 4 * shape.M * shape.d_in * shape.d_out > 2**30
 
 
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_large_products_are_as_exact_as_float32_allows(route, onednn, monkeypatch):
+    """Large enough for oneDNN's product, in several blocks of columns and the last of them short."""
+    torch.manual_seed(0)
+    M, operation = 140, Convolution(Samples(0, 140), (1, 1), (1, 1), (1, 1))
+    x, z, weight = torch.randn(M, 48, 5, 5) + 0.3, torch.randn(M, 64, 5, 5), torch.empty(64, 48, 3, 3)
+    exact = Use(operation, x.double(), z.double(), weight.double())
+    taken, is_for_onednn = [], routes._is_for_onednn
+    monkeypatch.setattr(routes, "_is_for_onednn", lambda a, b: taken.append(is_for_onednn(a, b)) or taken[-1])
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
+    found = gram([Use(operation, x, z, weight)], torch.ones(()), Scratch(), 2**30, route).K
+    assert any(taken) is onednn
+    assert relative_error(found.double(), gram([exact], ONE, Scratch(), 2**30, route).K) <= 2e-6
+
+
 def test_half_precision_is_summed_in_float32():
     x, z = torch.randn(4, 3, 8).bfloat16(), torch.randn(4, 3, 2).bfloat16()
     use = Use(Linear(Samples(0, 4)), x, z, torch.randn(2, 8).bfloat16())

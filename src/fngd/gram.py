@@ -24,13 +24,11 @@ import torch
 from torch import Tensor
 
 from fngd.operations import Convolution, Operation, divided, gram_dtype
-from fngd.planner import BUDGET, Plan, Shape, plan, rows_at_once, samples_at_once
+from fngd.planner import BUDGET, COLUMNS, Plan, Shape, plan, samples_at_once
 from fngd.scratch import Products, Scratch
 
-CHUNK = 4096
-"""Entries of u_m that a core multiplies at once: all samples' fit its cache."""
-
-
+LARGE = 2**24
+"""Multiplications from which on a product is worth oneDNN's setting up."""
 KEPT_PRODUCTS = 16 * 2**20
 """Bytes of an input's products with itself that may be kept for the next layer that reads it."""
 
@@ -117,11 +115,11 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
     K, kept = x.new_empty(M, M), _kept_products(uses, plan, x, scratch)
     for rows in _blocks(M, plan.block):
         here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
-        X = x[:, here] @ x[:, after].mT if kept is None or rows.start not in kept else kept[rows.start]
+        X = _products(x[:, here], x[:, after]) if kept is None or rows.start not in kept else kept[rows.start]
         if kept is not None:
             kept[rows.start] = X
-        Z = (z[:, here].div(scale) @ z[:, after].mT).div_(scale)
-        K[rows, rows.start :] = Z.mul_(X).view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1)
+        Z = _products(z[:, here].div(scale), z[:, after]).div_(scale)
+        K[rows.start :, rows] = Z.mul_(X).view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1).T
     return Gram(_mirrored(K, plan.block))
 
 
@@ -137,37 +135,33 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     """Pairwise for a convolution of stride 1: position s of the kernel's offset o sees pixel s + o.
 
     Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; pairs (s, t) with s after t
-    are the others transposed, before and after a shift.
+    are the others transposed, before and after a shift: they are left out, but for those on the line of s.
     """
     operation, x, z, weight = uses[0]
     assert isinstance(operation, Convolution)
     M, space, out, dtype, every = len(x), x.shape[2:], z.shape[2:], gram_dtype(x.dtype), slice(None)
     seen = x.flatten(2).permute(2, 0, 1).reshape(-1, x.shape[1]).to(dtype)
     sent = divided(z.flatten(2).permute(2, 0, 1), scale, z.new_empty(shape.T, M, z.shape[1], dtype=dtype))
-    Q = _upper(seen, plan.block * M, scratch.take("U", (len(seen), len(seen)), dtype, x.device))
+    Q = scratch.take("U", (len(seen), len(seen)), dtype, x.device)
+    for rows in _blocks(len(seen), plan.block * M):
+        Q[rows, rows.start :] = _products(seen[rows], seen[rows.start :])
     Q = Q.view(*space, M, *space, M)
     P = scratch.take("patches", (M, *out, M), dtype, x.device)
     upper, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
     shifts = _shifts(operation, weight.shape[2:], space, out)
     for number, s in enumerate(product(*(range(n) for n in out))):
-        P.zero_()
+        P[:, s[0] :].zero_()
         for shift, here, there in shifts:
             if all(part.start <= at < part.stop for part, at in zip(here, s, strict=True)):
                 pixel = [slice(at + by, at + by + 1) for at, by in zip(s, shift, strict=True)]
-                P[(every, *here)] += Q[(*pixel, every, *there)].flatten(0, len(s))
-        Z = sent[number] @ sent[number:].flatten(0, 1).T
+                from_s, seen_from_s = slice(s[0], here[0].stop), slice(s[0] + shift[0], there[0].stop)
+                looks = Q[(*pixel, every, seen_from_s, *there[1:])].flatten(0, len(s))
+                P[(every, from_s, *here[1:])] += looks
+        Z = _products(sent[number], sent[number:].flatten(0, 1))
         pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
         upper += pairs.sum(1)
         diagonal += pairs[:, 0]
     return Gram(upper + upper.T - diagonal)
-
-
-def _upper(rows: Tensor, block: int, out: Tensor) -> Tensor:
-    """The products of rows with those that are not before them, a block of rows at a time; 0 elsewhere."""
-    for here in _blocks(len(rows), block):
-        out[here, : here.start] = 0
-        torch.mm(rows[here], rows[here.start :].T, out=out[here, here.start :])
-    return out
 
 
 def _shifts(
@@ -196,16 +190,12 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
         for (use, readable, own), sent in zip(x, z, strict=True):
             seen = use.operation.inputs(readable, use.weight, features, own)
             torch.matmul(sent, seen, out=part) if use is uses[0] else part.add_(sent @ seen)
-        if not plan.keeps:
-            _add_square(K, part.view(1, M, -1))
+        _add_square(K, part.view(M, -1))
     if not plan.keeps:
-        return Gram(_mirrored(K, rows_at_once(M)))
+        return Gram(_mirrored(K))
     whole = d_in - d_in % plan.block  # blocks of one size are taken together, a shorter last one alone
     U = [held[: column * whole].view(-1, M, G * d_out * plan.block), held[column * whole :].view(1, M, -1)]
-    U = [parts for parts in U if parts.numel()]
-    for parts in U:
-        _add_square(K, parts)
-    return Gram(_mirrored(K, rows_at_once(M)), partial(_weighed, U, uses[0], (G, d_out)))
+    return Gram(_mirrored(K), partial(_weighed, [parts for parts in U if parts.numel()], uses[0], (G, d_out)))
 
 
 def _weighed(U: Sequence[Tensor], use: Use, rows: tuple[int, int], c: Tensor) -> Tensor:
@@ -232,30 +222,42 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
         for rows in _blocks(M, samples_at_once(U[0].nbytes)):
             part = operation.sample_gradients(z[rows, features], x[rows], weight[features])
             torch.div(part.flatten(1), scale, out=U[rows])
-        _add_square(K, U.unsqueeze(0))
+        _add_square(K, U)
     by_output = U.view(M, -1, d_in).transpose(0, 1)
     weigh = (lambda c: _sum(c, by_output).view(weight.shape)) if plan.keeps else None
-    return Gram(_mirrored(K, rows_at_once(M)), weigh)
+    return Gram(_mirrored(K), weigh)
 
 
 def _add_square(K: Tensor, U: Tensor) -> None:
-    """K += U Uᵀ for parts of U, (parts, M, entries); below the diagonal only where that is no extra work."""
-    parts, M, entries = U.shape
-    chunks = next(n for n in range(max(1, entries // CHUNK), 0, -1) if entries % n == 0)
-    if parts == chunks == 1:
-        K.addmm_(U[0], U[0].T)
-        return
-    for batch in [U] if chunks == 1 else [part.view(M, chunks, -1).transpose(0, 1) for part in U]:
-        for rows in _blocks(M, rows_at_once(M)):
-            K[rows, rows.start :] += torch.bmm(batch[:, rows], batch[:, rows.start :].mT).sum(0)
+    """K += U Uᵀ for U of (M, entries); above the diagonal only where that is no extra work."""
+    columns_at_once = COLUMNS if _is_for_onednn(U, U) else len(K)
+    for columns in _blocks(len(K), columns_at_once):
+        K[columns.start :, columns] += _products(U[columns.start :], U[columns])
 
 
-def _mirrored(K: Tensor, rows_at_once: int) -> Tensor:
-    """The symmetric matrix whose blocks of rows are there from the diagonal on."""
-    for rows in _blocks(len(K), rows_at_once):
-        if rows.stop < len(K):
-            K[rows.stop :, rows] = K[rows, rows.stop :].T
+def _mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
+    """The symmetric matrix whose blocks of columns are there from the diagonal on."""
+    for columns in _blocks(len(K), columns_at_once):
+        if columns.stop < len(K):
+            K[columns, columns.stop :] = K[columns.stop :, columns].T
     return K
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of rows with rows, (…, r, d) and (…, s, d) → (…, r, s)."""
+    if b.dim() == 3 and len(b) == 1:
+        return _products(a[0], b[0]).unsqueeze(0)
+    if not _is_for_onednn(a, b):
+        return a @ b.mT
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    return found
+
+
+def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
+    """Whether oneDNN is quicker than BLAS, which torch takes for `a @ b.mT`: on a CPU, if there is much to do."""
+    if a.device.type != "cpu" or a.dtype != torch.float32 or b.dim() != 2 or len(a) * b.numel() < LARGE:
+        return False
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:

@@ -25,9 +25,11 @@ BUDGET = 128 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
 BLOCK, PATCHES = 32 * 2**20, 16 * 2**20
 """Bytes of U and of patches at a time: enough for quick products, few enough for a cache to hold them."""
+COLUMNS = 32
+"""Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
 FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
-GEMM, BATCHED, SQUARED, CONVOLVED = 165e9, 150e9, 140e9, 190e9
+GEMM, BATCHED, SQUARED, CONVOLVED = 190e9, 150e9, 185e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
 COPIED, TURNED, WRITTEN, VISITED = 20e9, 4e9, 4e9, 4e9
 """Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
@@ -92,11 +94,6 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
     return min(wanted, key=lambda candidate: candidate.bytes)
 
 
-def rows_at_once(M: int) -> int:
-    """Rows of a symmetric product to compute together: the fewer, the less of the other half comes along."""
-    return max(64, M // 4)
-
-
 def samples_at_once(gradient: int) -> int:
     """Samples whose gradients, of this many bytes each, torch's kernel may put into fresh memory together."""
     return max(1, FRESH // max(1, gradient))
@@ -131,10 +128,10 @@ def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
 
 def _pixels(shape: Shape, item: int) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
-    channels, block = d_in // kernel, max(1, S // 8)
+    channels, block = d_in // kernel, 1
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
     held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 3 * T)) * item
-    seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 * item / VISITED
+    seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 / 2 * item / VISITED
     return Plan("pixels", block, flops, held, seconds + _second_product(shape))
 
 
@@ -143,7 +140,7 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     channels, features = d_in // shape.kernel, G * d_out
     U, column = M * d_in * item, max(1, M * (d_in + T) * item)  # for each output feature
     block = min(features, max(1, (budget - min(FRESH, U * features)) // column)) if G == 1 else features  # not cut
-    product, square = 2 * M * T * d_in * features, M * (M + rows_at_once(M)) * d_in * features
+    product, square = 2 * M * T * d_in * features, M * (M + COLUMNS) * d_in * features
     slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
     seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
@@ -162,11 +159,11 @@ def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
     most = min(most, PATCHES // patches)
     block = _block(max(1, most), channels, d_in) if kernel > 1 else min(max(1, most), d_in)
     held = read + patches * block + U * (d_in if keeps else block)
-    product, square = 2 * G * M * T * d_in * d_out, G * M * (M + rows_at_once(M)) * d_in * d_out
+    product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
-    seconds = read / TURNED + copied + product / BATCHED + square / SQUARED
-    seconds += d_in / block * CALL + (U * d_in / COPIED if keeps else _second_product(shape))
+    seconds = read / TURNED + copied + product / BATCHED + U * d_in / COPIED + square / SQUARED
+    seconds += d_in / block * (1 + M / COLUMNS) * CALL + (U * d_in / COPIED if keeps else _second_product(shape))
     return Plan("materialised", block, product + square, held, seconds, keeps)
 
 
