@@ -230,9 +230,11 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
 
 def _add_square(K: Tensor, U: Tensor) -> None:
     """K += U Uᵀ for U of (M, entries); above the diagonal only where that is no extra work."""
-    columns_at_once = COLUMNS if _is_for_onednn(U, U) else len(K)
-    for columns in _blocks(len(K), columns_at_once):
-        K[columns.start :, columns] += _products(U[columns.start :], U[columns])
+    if not _suits_onednn(U, U):
+        K.addmm_(U, U.T)
+        return
+    for columns in _blocks(len(K), COLUMNS):
+        K[columns.start :, columns] += _by_onednn(U[columns.start :], U[columns])
 
 
 def _mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
@@ -244,20 +246,22 @@ def _mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of rows with rows, (…, r, d) and (…, s, d) → (…, r, s)."""
+    """The inner products of rows with rows, (G, r, d) and (G, s, d) → (G, r, s), or all of it without G."""
     if b.dim() == 3 and len(b) == 1:
         return _products(a[0], b[0]).unsqueeze(0)
-    if not _is_for_onednn(a, b):
-        return a @ b.mT
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-    return found
+    return _by_onednn(a, b) if _suits_onednn(a, b) else a @ b.mT
 
 
-def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
+def _suits_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether oneDNN is quicker than BLAS, which torch takes for `a @ b.mT`: on a CPU, if there is much to do."""
     if a.device.type != "cpu" or a.dtype != torch.float32 or b.dim() != 2 or len(a) * b.numel() < LARGE:
         return False
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    return found
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:
