@@ -144,9 +144,9 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     sent = divided(z.flatten(2).permute(2, 0, 1), scale, z.new_empty(shape.T, M, z.shape[1], dtype=dtype))
     Q = scratch.take("U", (len(seen), len(seen)), dtype, x.device)
     for rows in _blocks(len(seen), plan.block * M):
-        Q[rows, rows.start :] = _products(seen[rows], seen[rows.start :])
+        torch.mm(seen[rows], seen[rows.start :].T, out=Q[rows, rows.start :])
     Q = Q.view(*space, M, *space, M)
-    P = scratch.take("patches", (M, *out, M), dtype, x.device)
+    P = scratch.take("rows", (M, *out, M), dtype, x.device)
     upper, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
     shifts = _shifts(operation, weight.shape[2:], space, out)
     for number, s in enumerate(product(*(range(n) for n in out))):
@@ -157,7 +157,7 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
                 from_s, seen_from_s = slice(s[0], here[0].stop), slice(s[0] + shift[0], there[0].stop)
                 looks = Q[(*pixel, every, seen_from_s, *there[1:])].flatten(0, len(s))
                 P[(every, from_s, *here[1:])] += looks
-        Z = _products(sent[number], sent[number:].flatten(0, 1))
+        Z = sent[number] @ sent[number:].flatten(0, 1).T
         pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
         upper += pairs.sum(1)
         diagonal += pairs[:, 0]
@@ -178,19 +178,21 @@ def _shifts(
 
 
 def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K = U Uᵀ with U_m = Σ_uses z_mᵀ x_m / scale, a block of input features at a time."""
+    """K = U Uᵀ with U_m = Σ_uses z_mᵀ x_m / scale, a block of input × output features at a time."""
     M, G, _, d_in, d_out, *_ = shape
     x = [(use, use.operation.readable(use.x, scale, own), own) for use, own in _own(uses, scratch)]
     z = [use.operation.outputs(use.z).mT.to(x[0][1].dtype) for use in uses]
-    K, column = z[0].new_zeros(M, M), M * G * d_out
+    K, column = z[0].new_zeros(M, M), M * G * plan.outputs
     held = scratch.take("U", (column * (d_in if plan.keeps else plan.block),), K.dtype, K.device)
     for features in _blocks(d_in, plan.block):
         start, width = column * features.start if plan.keeps else 0, features.stop - features.start
-        part = held[start : start + column * width].view(M, G, d_out, width)
-        for (use, readable, own), sent in zip(x, z, strict=True):
-            seen = use.operation.inputs(readable, use.weight, features, own)
-            torch.matmul(sent, seen, out=part) if use is uses[0] else part.add_(sent @ seen)
-        _add_square(K, part.view(M, -1))
+        part = held[start : start + column * width].view(M, G, plan.outputs, width)
+        seen = [use.operation.inputs(readable, use.weight, features, own) for use, readable, own in x]
+        for sent in zip(*(t.split(plan.outputs, dim=2) for t in z), strict=True):
+            torch.matmul(sent[0], seen[0], out=part)
+            for outputs, inputs in zip(sent[1:], seen[1:], strict=True):
+                part += outputs @ inputs
+            _add_square(K, part.view(M, -1))
     if not plan.keeps:
         return Gram(_mirrored(K))
     whole = d_in - d_in % plan.block  # blocks of one size are taken together, a shorter last one alone
@@ -253,7 +255,10 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is quicker than BLAS, which torch takes for `a @ b.mT`: on a CPU, if there is much to do."""
+    """Whether oneDNN is quicker than BLAS, which torch takes for `a @ b.mT`: on a CPU, if there is much to do.
+
+    It keeps the better part of a megabyte of code for every shape that it has met: not for products of many shapes.
+    """
     if a.device.type != "cpu" or a.dtype != torch.float32 or b.dim() != 2 or len(a) * b.numel() < LARGE:
         return False
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)

@@ -213,7 +213,7 @@ class Convolution(Operation):
         kernel, (groups, channels) = weight.shape[2:], readable.shape[-2:]
         out = self._positions(readable.shape[1:-2], kernel)
         shape = (len(readable), groups, *out, features.stop - features.start)
-        rows = scratch.take("patches", shape, readable.dtype, readable.device)
+        rows = scratch.take("rows", shape, readable.dtype, readable.device)
         for number, offset in enumerate(product(*(range(k) for k in kernel))):
             first = number * channels
             start, stop = max(features.start, first), min(features.stop, first + channels)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 BUDGET = 128 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-BLOCK, PATCHES = 32 * 2**20, 16 * 2**20
+BLOCK, PATCHES = 16 * 2**20, 16 * 2**20
 """Bytes of U and of patches at a time: enough for quick products, few enough for a cache to hold them."""
 COLUMNS = 32
 """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
@@ -71,6 +71,8 @@ class Plan:
     """What the cost model expects, the weighted gradient included."""
     keeps: bool = False
     """Whether all of U is at hand in the end."""
+    outputs: int = 0
+    """Output features a block (materialised)."""
 
 
 @lru_cache(maxsize=4096)
@@ -153,22 +155,30 @@ def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
     channels = d_in // kernel
     read = G * M * max(S, T) * channels * item
-    U, patches = max(1, G * M * d_out * item), max(1, G * M * T * item if kernel > 1 else 0)  # for each feature
-    left = budget - read - (U * d_in if keeps else 0)
-    most = left // patches if keeps else min(BLOCK // U, left // (U + patches))
-    most = min(most, PATCHES // patches)
-    block = _block(max(1, most), channels, d_in) if kernel > 1 else min(max(1, most), d_in)
-    held = read + patches * block + U * (d_in if keeps else block)
+    entry, patches = max(1, G * M * item), max(1, G * M * T * item if kernel > 1 else 0)  # of u, of an input feature
+    U = entry * d_in * d_out
+    left = budget - read - (U if keeps else 0)
+    most = left // patches if keeps else min(BLOCK // entry, left // (entry + patches))
+    most = max(1, min(most, PATCHES // patches))
+    block = _block(most, channels, d_in) if kernel > 1 else min(most, d_in)
+    outputs = d_out if keeps else _divisor(d_out, max(1, min(BLOCK, left - patches * block) // (entry * block)))
+    held = read + patches * block + (U if keeps else entry * block * outputs)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
-    seconds = read / TURNED + copied + product / BATCHED + U * d_in / COPIED + square / SQUARED
-    seconds += d_in / block * (1 + M / COLUMNS) * CALL + (U * d_in / COPIED if keeps else _second_product(shape))
-    return Plan("materialised", block, product + square, held, seconds, keeps)
+    seconds = read / TURNED + copied + product / BATCHED + U / COPIED + square / SQUARED
+    seconds += d_in * d_out / (block * outputs) * (1 + M / COLUMNS) * CALL
+    seconds += U / COPIED if keeps else _second_product(shape)
+    return Plan("materialised", block, product + square, held, seconds, keeps, outputs)
 
 
 def _block(most: int, channels: int, features: int) -> int:
     """Features at a time: all if a position of the kernel has few, else one position, whose patches are one run."""
     if channels < VECTOR and features <= most:
         return features
-    return next(channels // n for n in range(1, channels + 1) if channels % n == 0 and channels // n <= most)
+    return _divisor(channels, most)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor that is no larger."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)

@@ -1,7 +1,8 @@
 """Memory that is used again, since fresh memory costs more than the arithmetic done in it, and results that are.
 
 A buffer is known by its name, dtype and device and grows to the largest size asked for. What lies in it is valid until
-the next taker of the same name. Between two sharing steps large buffers are given back (`trim`): a forward pass that
+the next taker of the same name: "rows" are the input's, gathered for a Gram matrix or weighted for the gradient that
+follows, never both. Between two sharing steps large buffers are given back (`trim`): a forward pass that
 piles up its activations should not find them held.
 
 Products of an input with itself are kept for inputs that several layers read: queries, keys and values, or what every
@@ -60,7 +61,7 @@ class Scratch(threading.local):
         if view is None:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            buffer = self._buffer(("product", t.dtype, t.device), t.numel())
+            buffer = self._buffer(("rows", t.dtype, t.device), t.numel())
             view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
         return view
 
