@@ -12,7 +12,7 @@ import reference
 from fngd import gram as routes
 from fngd.gram import Use, bias_gram, gram, shape_of
 from fngd.operations import Convolution, Linear, Samples
-from fngd.planner import BUDGET, ROUTES, Shape, plan
+from fngd.planner import BUDGET, ROUTES, Plan, Shape, plan
 from fngd.scratch import Scratch
 from reference import relative_error
 
@@ -105,6 +105,9 @@ def test_blocks_of_samples_and_features_add_up():
     for route, block in product(ROUTES, (1, 2, 3, 7, 12)):
         chosen = replace(plan(shape, 8, BUDGET, route), block=block)
         assert relative_error(routes._ROUTES[route](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
+    for block, outputs in product((1, 4, 6), (1, 2, 3, 5)):
+        chosen = Plan("materialised", block, 0, 0, 0.0, outputs=outputs)
+        assert relative_error(routes.materialised(uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,6 +156,13 @@ def test_the_plan_keeps_to_its_budget_unless_a_block_of_one_is_over_it(sizes, ke
     M, G, T, channels, d_out = sizes
     chosen = plan(Shape(M, G, T, channels * kernel, d_out, kernel), 4, budget)
     assert chosen.bytes <= budget or chosen.block == 1
+
+
+def test_a_large_prime_number_of_outputs_is_cut_into_few_blocks():
+    """A vocabulary's: 74 blocks of at most 680 words, not 50,261 of one."""
+    chosen = plan(Shape(8, 1, 1024, 768, 50261), 4, BUDGET, "materialised")
+    assert 600 < chosen.outputs < 700
+    assert chosen.bytes <= BUDGET
 
 
 def test_a_route_that_is_asked_for_is_taken_where_it_is_possible():

@@ -186,9 +186,10 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
     held = scratch.take("U", (column * (d_in if plan.keeps else plan.block),), K.dtype, K.device)
     for features in _blocks(d_in, plan.block):
         start, width = column * features.start if plan.keeps else 0, features.stop - features.start
-        part = held[start : start + column * width].view(M, G, plan.outputs, width)
         seen = [use.operation.inputs(readable, use.weight, features, own) for use, readable, own in x]
         for sent in zip(*(t.split(plan.outputs, dim=2) for t in z), strict=True):
+            size = M * G * sent[0].shape[2] * width
+            part = held[start : start + size].view(M, G, -1, width)
             torch.matmul(sent[0], seen[0], out=part)
             for outputs, inputs in zip(sent[1:], seen[1:], strict=True):
                 part += outputs @ inputs

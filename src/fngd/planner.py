@@ -16,6 +16,7 @@ weighted gradient is c·U and needs no product of its own; otherwise it pays for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -161,13 +162,13 @@ def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
     most = left // patches if keeps else min(BLOCK // entry, left // (entry + patches))
     most = max(1, min(most, PATCHES // patches))
     block = _block(most, channels, d_in) if kernel > 1 else min(most, d_in)
-    outputs = d_out if keeps else _divisor(d_out, max(1, min(BLOCK, left - patches * block) // (entry * block)))
+    outputs = d_out if keeps else _even(d_out, min(BLOCK, left - patches * block) // (entry * block))
     held = read + patches * block + (U if keeps else entry * block * outputs)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
     seconds = read / TURNED + copied + product / BATCHED + U / COPIED + square / SQUARED
-    seconds += d_in * d_out / (block * outputs) * (1 + M / COLUMNS) * CALL
+    seconds += d_in * d_out / max(1, block * outputs) * (1 + M / COLUMNS) * CALL
     seconds += U / COPIED if keeps else _second_product(shape)
     return Plan("materialised", block, product + square, held, seconds, keeps, outputs)
 
@@ -182,3 +183,8 @@ def _block(most: int, channels: int, features: int) -> int:
 def _divisor(n: int, most: int) -> int:
     """The largest divisor that is no larger."""
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def _even(n: int, most: int) -> int:
+    """The size of parts that are no larger and as few as they can be, all of about the same size."""
+    return math.ceil(n / math.ceil(n / max(1, most))) if n else 1
