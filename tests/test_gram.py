@@ -1,5 +1,6 @@
 """Every route to the Gram matrix gives the same matrix, for shapes drawn at random, in any blocks."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from fngd import gram as routes
-from fngd.gram import Use, bias_gram, gram, shape_of
+from fngd import products
+from fngd.gram import BY_NAME, bias_gram, gram
 from fngd.operations import Convolution, Linear, Samples
 from fngd.planner import BUDGET, ROUTES, Plan, Shape, plan
 from fngd.scratch import Scratch
+from fngd.uses import Use, shape_of
 from reference import relative_error
 
 ONE = torch.ones((), dtype=torch.float64)
@@ -94,7 +96,7 @@ def test_each_route_is_taken_by_some_convolution():
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64)
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
     use = Use(operation, x, torch.randn(2, 3, 4, 4, dtype=torch.float64), weight)
-    assert possible([use]) == set(ROUTES) == set(routes._ROUTES)
+    assert possible([use]) == set(ROUTES) == set(BY_NAME)
 
 
 def test_blocks_of_samples_and_features_add_up():
@@ -104,10 +106,36 @@ def test_blocks_of_samples_and_features_add_up():
     K, shape = reference.gram(materialise(uses)), shape_of(uses)
     for route, block in product(ROUTES, (1, 2, 3, 7, 12)):
         chosen = replace(plan(shape, 8, BUDGET, route), block=block)
-        assert relative_error(routes._ROUTES[route](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
+        assert relative_error(BY_NAME[route](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
     for block, outputs in product((1, 4, 6), (1, 2, 3, 5)):
         chosen = Plan("materialised", block, 0, 0, 0.0, outputs=outputs)
-        assert relative_error(routes.materialised(uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
+        assert relative_error(BY_NAME["materialised"](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
+
+
+@settings(max_examples=150, deadline=None)
+@given(convolution_uses(), st.integers(1, 12), sizes, st.integers(0, 40))
+def test_what_is_kept_of_u_and_what_is_multiplied_make_one_weighted_gradient(uses, block, outputs, kept):
+    shape, U = shape_of(uses), materialise(uses)
+    tiles = math.ceil(shape.d_in / block) * math.ceil(shape.d_out / outputs)
+    chosen = Plan("materialised", block, 0, 0, 0.0, kept=min(kept, tiles), outputs=outputs)
+    found = BY_NAME["materialised"](uses, ONE, shape, chosen, Scratch())
+    assert relative_error(found.K, reference.gram(U)) <= 1e-12
+    assert (found.weigh is None) == (kept == 0)
+    if found.weigh is not None:
+        c = numbers(shape.M)
+        summed = (U @ c).view(shape.G, -1, shape.d_in)
+        assert relative_error(found.weigh(c), uses[0].operation.as_weight(summed, uses[0].weight)) <= 1e-12
+
+
+def test_a_layer_too_wide_to_keep_all_of_u_keeps_what_the_budget_allows():
+    """256 → 256 channels on 8 × 8 pixels, batch 128: 302 MB in all."""
+    shape = Shape(128, 1, 64, 2304, 256, 9, 64, shifted=True, native=True)
+    budgets = [megabytes * 2**20 for megabytes in (32, 64, 128, 256, 512)]
+    plans = [plan(shape, 4, budget, "materialised") for budget in budgets]
+    assert [chosen.kept for chosen in plans] == sorted(chosen.kept for chosen in plans)
+    assert plans[0].kept == 0 < plans[2].kept
+    assert plans[-1].kept * plans[-1].block * plans[-1].outputs == shape.d_in * shape.d_out
+    assert all(chosen.bytes <= budget for chosen, budget in zip(plans, budgets, strict=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,8 +214,8 @@ def test_large_products_are_as_exact_as_float32_allows(route, onednn, monkeypatc
     M, operation = 140, Convolution(Samples(0, 140), (1, 1), (1, 1), (1, 1))
     x, z, weight = torch.randn(M, 48, 5, 5) + 0.3, torch.randn(M, 64, 5, 5), torch.empty(64, 48, 3, 3)
     exact = Use(operation, x.double(), z.double(), weight.double())
-    taken, by_onednn = [], routes._by_onednn
-    monkeypatch.setattr(routes, "_by_onednn", lambda *rows: taken.append(rows) or by_onednn(*rows))
+    taken, by_onednn = [], products._by_onednn
+    monkeypatch.setattr(products, "_by_onednn", lambda *rows: taken.append(rows) or by_onednn(*rows))
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
     found = gram([Use(operation, x, z, weight)], torch.ones(()), Scratch(), 2**30, route).K
     assert bool(taken) is onednn
@@ -257,7 +285,7 @@ def test_products_go_when_their_input_goes():
 
 
 def test_products_of_long_inputs_are_not_kept(monkeypatch):
-    monkeypatch.setattr(routes, "KEPT_PRODUCTS", 15 * 15 * 8 - 1)
+    monkeypatch.setattr("fngd.routes.pairwise.KEPT_PRODUCTS", 15 * 15 * 8 - 1)
     x, scratch = torch.randn(5, 3, 4, dtype=torch.float64), Scratch()
     for use in of_one_input(x, 2, 2, 2):
         gram([use], ONE, scratch, route="pairwise")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fngd.diagnosis import FROZEN, Diagnosis, Row
-from fngd.gram import Use, plan_of, shape_of
+from fngd.gram import plan_of
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
@@ -24,6 +24,7 @@ from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
+from fngd.uses import Use, shape_of
 from fngd.wrappers import copied, unwrapped
 
 STOP = "training will stop here"

@@ -70,8 +70,8 @@ class Plan:
     bytes: int
     seconds: float
     """What the cost model expects, the weighted gradient included."""
-    keeps: bool = False
-    """Whether all of U is at hand in the end."""
+    kept: int = 0
+    """Blocks of U that are at hand in the end: for their part the weighted gradient is c·U."""
     outputs: int = 0
     """Output features a block (materialised)."""
 
@@ -104,8 +104,7 @@ def samples_at_once(gradient: int) -> int:
 
 def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
     yield _pairwise(shape, item, budget)
-    yield _materialised(shape, item, budget, keeps=False)
-    yield _materialised(shape, item, budget, keeps=True)
+    yield _materialised(shape, item, budget)
     if shape.native:
         yield _kernel(shape, item, budget)
     if shape.shifted:
@@ -149,35 +148,35 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
     held = block * column + min(FRESH, U * block)
-    return Plan("kernel", block, product + square, held, seconds, block == features)
+    return Plan("kernel", block, product + square, held, seconds, int(block == features))
 
 
-def _materialised(shape: Shape, item: int, budget: int, *, keeps: bool) -> Plan:
+def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
     channels = d_in // kernel
-    read = G * M * max(S, T) * channels * item
+    read, sent = G * M * max(S, T) * channels * item, G * M * T * d_out * item
     entry, patches = max(1, G * M * item), max(1, G * M * T * item if kernel > 1 else 0)  # of u, of an input feature
-    U = entry * d_in * d_out
-    left = budget - read - (U if keeps else 0)
-    most = left // patches if keeps else min(BLOCK // entry, left // (entry + patches))
-    most = max(1, min(most, PATCHES // patches))
-    block = _block(most, channels, d_in) if kernel > 1 else min(most, d_in)
-    outputs = d_out if keeps else _even(d_out, min(BLOCK, left - patches * block) // (entry * block))
-    held = read + patches * block + (U if keeps else entry * block * outputs)
+    left = budget - read
+    most = max(1, min(BLOCK // entry, left // (entry + patches), PATCHES // patches))
+    whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
+    block = _block(min(most, max(channels, whole)), channels, kernel) if kernel > 1 else min(most, d_in)
+    left -= patches * block
+    outputs = _even(d_out, min(BLOCK, left) // (entry * block))
+    tile, tiles = entry * block * outputs, math.ceil(d_in / block) * math.ceil(d_out / outputs)
+    kept = tiles if tiles * tile <= left else max(0, (left - sent) // tile - 1) if kernel > 1 else 0
+    share = kept / tiles
+    held = read + patches * block + tile * min(kept + 1, tiles) + (sent if 0 < kept < tiles else 0)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
-    seconds = read / TURNED + copied + product / BATCHED + U / COPIED + square / SQUARED
-    seconds += d_in * d_out / max(1, block * outputs) * (1 + M / COLUMNS) * CALL
-    seconds += U / COPIED if keeps else _second_product(shape)
-    return Plan("materialised", block, product + square, held, seconds, keeps, outputs)
+    seconds = read / TURNED + copied + product / BATCHED + (1 + share) * tiles * tile / COPIED + square / SQUARED
+    seconds += tiles * (1 + M / COLUMNS) * CALL + (1 - share) * _second_product(shape)
+    return Plan("materialised", block, product + square, held, seconds, kept, outputs)
 
 
-def _block(most: int, channels: int, features: int) -> int:
-    """Features at a time: all if a position of the kernel has few, else one position, whose patches are one run."""
-    if channels < VECTOR and features <= most:
-        return features
-    return _divisor(channels, most)
+def _block(most: int, channels: int, kernel: int) -> int:
+    """Features at a time: some positions of the kernel, whose patches are runs of all channels, or a part of one."""
+    return channels * _divisor(kernel, most // channels) if most >= channels else _divisor(channels, most)
 
 
 def _divisor(n: int, most: int) -> int:

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from fngd.gram import Use
 from fngd.operations import Convolution, Gradients, Needs, Operation
 from fngd.scratch import Scratch
+from fngd.uses import Use
 
 
 def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gradients:

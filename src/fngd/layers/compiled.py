@@ -22,9 +22,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fngd.gram import Use
 from fngd.layers.parts import Label, Part, part_of
 from fngd.operations import Convolution, Linear, Operation, Samples
+from fngd.uses import Use
 from fngd.weighted import Deriving, Join, Notes, cast_as_autocast
 
 Gradients = tuple[Tensor | None, ...]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import coefficients, damping
-from fngd.gram import Use, bias_gram, gram
+from fngd.gram import bias_gram, gram
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
 from fngd.operations import gram_dtype
 from fngd.scratch import Scratch
 from fngd.settings import Settings
+from fngd.uses import Use
 from fngd.weighted import weighted_backward
 
 Uses = Sequence[tuple[Use, Label]]

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fngd.coefficients import coefficients, damping
-from fngd.gram import Use
 from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
@@ -28,6 +27,7 @@ from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
 from fngd.operations import Operation, Samples
+from fngd.uses import Use
 from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, without_autocast
 
 UNKNOWN = (

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from fngd.diagnosis import shape_text
-from fngd.gram import Use, gram, plan_of
+from fngd.gram import gram, plan_of
 from fngd.layers.derivation import scale_of
 from fngd.planner import BUDGET, ROUTES, Plan
 from fngd.scratch import Scratch
+from fngd.uses import Use
 from fngd.weighted import weighted_backward
 from fngd_bench import clock
 from fngd_bench.errors import InputError

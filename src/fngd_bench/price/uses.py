@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fngd.gram import Use, shape_of
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
@@ -19,6 +18,7 @@ from fngd.operations import Operation
 from fngd.planner import Shape
 from fngd.policies import Fresh
 from fngd.settings import Settings
+from fngd.uses import Use, shape_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,56 @@
+r"""Pairwise: K_mn = Σ_{s,t} (x_ms · x_nt)(z_ms · z_nt). U is never formed.
+
+For one position a sample this is K = ZᵀZ * XᵀX (`\cref{trans}`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fngd.operations import Convolution
+from fngd.planner import Plan, Shape
+from fngd.products import blocks, mirrored, products
+from fngd.scratch import Products, Scratch
+from fngd.uses import Gram, Use, with_scratch
+
+KEPT_PRODUCTS = 16 * 2**20
+"""Bytes of an input's products with itself that may be kept for the next layer that reads it."""
+
+
+def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """K, a block of samples m at a time with all n that are not before it."""
+    M, G, T, *_ = shape
+    x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
+    z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
+    K, kept = x.new_empty(M, M), _kept_products(uses, plan, x, scratch)
+    for rows in blocks(M, plan.block):
+        here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
+        X = products(x[:, here], x[:, after]) if kept is None or rows.start not in kept else kept[rows.start]
+        if kept is not None:
+            kept[rows.start] = X
+        Z = products(z[:, here].div(scale), z[:, after]).div_(scale)
+        K[rows.start :, rows] = Z.mul_(X).view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1).T
+    return Gram(mirrored(K, plan.block), partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
+
+
+def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor, c: Tensor) -> Tensor:
+    """The patches are there already, so the weighted gradient is one product; rows are (G, M · T, features)."""
+    weighted = z.unflatten(1, (len(c), -1)) * (c / scale).view(-1, 1, 1)
+    return use.operation.as_weight(torch.bmm(weighted.flatten(1, 2).mT, x), use.weight)
+
+
+def _kept_products(uses: Sequence[Use], plan: Plan, rows: Tensor, scratch: Scratch) -> Products | None:
+    """Where the products of this input's rows are kept, if another layer has read it and they are not too large."""
+    operation, x, *_ = uses[0]
+    if len(uses) > 1 or isinstance(operation, Convolution) or rows.shape[1] ** 2 * rows.itemsize > KEPT_PRODUCTS:
+        return None
+    return scratch.products(x, (operation.samples, plan.block))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The positions of all uses: (M, G, T, d)."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)

@@ -1,0 +1,62 @@
+"""What a Gram matrix is made of, the uses of one weight in a batch, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fngd.operations import Convolution, Operation, gram_dtype
+from fngd.planner import Shape
+from fngd.scratch import Scratch
+
+
+class Use(NamedTuple):
+    """One use of a weight in a forward pass: what was computed, its input x and its output gradient z."""
+
+    operation: Operation
+    x: Tensor
+    z: Tensor
+    weight: Tensor
+
+    def inputs(self, scratch: Scratch) -> Tensor:
+        """X in canonical form and in the dtype of the Gram matrix."""
+        readable = self.operation.readable(self.x, None, scratch)
+        return self.operation.inputs(readable, self.weight, slice(0, math.prod(self.weight.shape[1:])), scratch)
+
+    def outputs(self) -> Tensor:
+        """Z in canonical form and in the dtype of the Gram matrix."""
+        return self.operation.outputs(self.z).to(gram_dtype(self.z.dtype))
+
+
+class Gram(NamedTuple):
+    """The Gram matrix of one weight, and what was made on the way."""
+
+    K: Tensor
+    """UᵀU / scale², (M, M)."""
+    weigh: Callable[[Tensor], Tensor] | None = None
+    """Σ_m c_m u_m / scale as a function of c, if the route has left what makes it quick; valid until the next Gram
+    matrix."""
+
+
+def shape_of(uses: Sequence[Use]) -> Shape:
+    """The canonical sizes of a weight's uses."""
+    operation, x, _, weight = uses[0]
+    M, (features, channels, *kernel) = operation.samples.M, weight.shape
+    T, positions = sum(use.z.numel() for use in uses) // (M * features), math.prod(kernel)
+    shape = Shape(M, operation.groups, T, channels * positions, features // operation.groups, positions)
+    if not isinstance(operation, Convolution):
+        return shape
+    shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // (M * x.shape[1]))
+    if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
+        return shape
+    shifted = operation.groups == 1 and set(operation.stride) == {1}
+    return shape._replace(shifted=shifted, native=x.dtype in (torch.float32, torch.float64))
+
+
+def with_scratch(uses: Sequence[Use], scratch: Scratch) -> Iterator[tuple[Use, Scratch]]:
+    """Each use with memory of its own: the first, mostly the only one, with that which is used again."""
+    return ((use, Scratch() if number else scratch) for number, use in enumerate(uses))
