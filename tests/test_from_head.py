@@ -20,10 +20,10 @@ M, ALPHA = 6, 0.02
 class Words(nn.Module):
     """A sequence model; its head may share the embedding's weight, or see all positions in one row."""
 
-    def __init__(self, tied=False, folded=False):
+    def __init__(self, tied=False, folded=False, words=9):
         super().__init__()
-        self.embed, self.norm = nn.Embedding(9, 5), nn.LayerNorm(5)
-        self.mix, self.head = nn.Linear(5, 5), nn.Linear(5, 9, bias=not tied)
+        self.embed, self.norm = nn.Embedding(words, 5), nn.LayerNorm(5)
+        self.mix, self.head = nn.Linear(5, 5), nn.Linear(5, words, bias=not tied)
         self.folded = folded
         if tied:
             self.head.weight = self.embed.weight
@@ -91,11 +91,15 @@ MODELS = {
     "perceptron": (mlp, "2"),
     "head without bias": (lambda: mlp(nn.Linear(6, 4, bias=False)), "2"),
     "frozen head": (lambda: mlp(frozen(nn.Linear(6, 4))), "2"),
+    "frozen wide head": (lambda: mlp(frozen(nn.Linear(6, 17))), "2"),
     "log-softmax above the head": (lambda: nn.Sequential(*mlp(), nn.LogSoftmax(1)), "2"),
     "in-place function above the head": (lambda: nn.Sequential(*mlp(), nn.ELU(inplace=True)), "2"),
     "convolutions and batch norms": (convolutional, "7"),
     "attention, and a convolution as the head": (Pooled, "head"),
     "words": (Words, "head"),
+    "many words": (lambda: Words(words=23), "head"),
+    "many words with a tied head": (lambda: Words(tied=True, words=23), "head"),
+    "many words in one row": (lambda: Words(folded=True, words=23), "head"),
     "words with a tied head": (lambda: Words(tied=True), "head"),
     "words in one row": (lambda: Words(folded=True), "head"),
     "words in one row with a tied head": (lambda: Words(tied=True, folded=True), "head"),

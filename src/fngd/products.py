@@ -1,7 +1,7 @@
-"""Products of many rows with many rows, a block at a time, and half of those that are symmetric.
+"""The products that routes share: U Uᵀ, half of it, and c·U; blocks of a dimension.
 
-Torch takes BLAS for `a @ b.T`. On a CPU oneDNN is quicker on large ones of them, and torch has no product that makes
-one half of a symmetric matrix: `add_square` makes a few columns at a time, each from the diagonal on.
+Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
+the diagonal on. For those oneDNN is quicker than BLAS, which torch takes for `a @ b.T`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ def blocks(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
-def products(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of rows with rows, (G, r, d) and (G, s, d) → (G, r, s), or all of it without G."""
-    if b.dim() == 3 and len(b) == 1:
-        return products(a[0], b[0]).unsqueeze(0)
-    return _by_onednn(a, b) if _suits_onednn(a, b) else a @ b.mT
-
-
 def add_square(K: Tensor, U: Tensor) -> None:
     """K += U Uᵀ for U of (M, entries); above the diagonal only where that is no extra work."""
-    if not _suits_onednn(U, U):
+    if not _suits_onednn(U):
         K.addmm_(U, U.T)
         return
     for columns in blocks(len(K), COLUMNS):
@@ -51,12 +44,12 @@ def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
     return torch.bmm(c.expand(U.shape[1], 1, -1), U.transpose(0, 1)).squeeze(1)
 
 
-def _suits_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is quicker than BLAS, which torch takes for `a @ b.mT`: on a CPU, if there is much to do.
+def _suits_onednn(U: Tensor) -> bool:
+    """Whether oneDNN is quicker than BLAS on the columns of U Uᵀ: on a CPU, if there is much to do.
 
     It keeps the better part of a megabyte of code for every shape that it has met: not for products of many shapes.
     """
-    if a.device.type != "cpu" or a.dtype != torch.float32 or b.dim() != 2 or len(a) * b.numel() < LARGE:
+    if U.device.type != "cpu" or U.dtype != torch.float32 or len(U) * U.numel() < LARGE:
         return False
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 

@@ -218,6 +218,19 @@ def test_the_table_has_a_row_for_each_shape_and_a_dash_where_a_route_is_not_poss
     ]
 
 
+def test_no_call_is_spared_a_product_that_another_has_made(monkeypatch):
+    asked, products = [], Scratch.products
+
+    def watched(*args):
+        asked.append(products(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(Scratch, "products", watched)
+    routes.measure(settings(rounds=3), found(), lambda _: None)
+    assert asked
+    assert all(kept is None for kept in asked)
+
+
 def test_a_measurement_makes_a_record_that_survives_the_disk(tmp_path):
     record = routes.measure(settings(rounds=1), found()[:2], lambda _: None)
     assert record.provenance.torch == torch.__version__

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fngd.layers.parts import Label, Part, part_of
-from fngd.operations import Convolution, Linear, Operation, Samples
+from fngd.operations import Convolution, Linear, Needs, Operation, Samples
 from fngd.uses import Use
 from fngd.weighted import Deriving, Join, Notes, cast_as_autocast
 
@@ -147,12 +147,12 @@ class Judge:
         """The head of this number."""
         self._layer = layer
 
-    def scaled(self, use: Use, label: Label) -> Tensor:
-        """Put the weighting of the output gradient into the graph."""
+    def backward(self, use: Use, label: Label, needs: Needs) -> Gradients:
+        """Put the weighting of the output gradient into the graph, and torch's own gradients after it."""
         weighted: Tensor = torch.ops.fngd.judge(
             self._layer, _text([(static(use.operation), label)]), use.x, use.z, use.weight
         )
-        return weighted
+        return use.operation.backward(weighted, use.x, use.weight, needs)
 
 
 def judge(layer: Tensor, specs: str, x: Tensor, z: Tensor, weight: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ from fngd.layers.derivation import layer_gram, scale_of, true_unit
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
-from fngd.operations import Operation, Samples
+from fngd.operations import Gradients, Needs, Operation, Samples
 from fngd.uses import Use
-from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, without_autocast
+from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, weighted_backward, without_autocast
 
 UNKNOWN = (
     "fngd: FromHead does not know the head yet: it is found in the first forward pass of the whole model, and layer "
@@ -94,6 +94,29 @@ class Head(Layer):
         self._object(message)
         return otherwise
 
+    def backward(self, use: Use, label: Label, needs: Needs) -> Gradients:
+        """Torch's own gradients of input, weight and bias, from c ⊙ z in place of z.
+
+        Where z is wider than x, as over a vocabulary, x and the input's gradient are scaled instead: c stands between
+        the samples of z and of x, and between those of z and of the input's gradient, so it may go to either side.
+
+        Args:
+            use: The use with its output gradient.
+            label: Which parameters it reads.
+            needs: Which gradients are wanted.
+
+        Returns:
+            The three gradients, None where not wanted.
+        """
+        operation, x, z, weight = use
+        c = self._weights(use, label)
+        if c is None:
+            return operation.backward(z, x, weight, needs)
+        if 2 * x.numel() >= z.numel():
+            return operation.backward((z * c).to(z.dtype), x, weight, needs)
+        gx, gw, gb = weighted_backward(use, c, needs, self.run.scratch)
+        return None if gx is None else gx.mul_(c), gw, gb
+
     def scaled(self, use: Use, label: Label) -> Tensor:
         """C ⊙ z, with c derived from this very z; plain z if this is not the head.
 
@@ -103,6 +126,12 @@ class Head(Layer):
 
         Returns:
             A new tensor, or z itself.
+        """
+        c = self._weights(use, label)
+        return use.z if c is None else (use.z * c).to(use.z.dtype)
+
+    def _weights(self, use: Use, label: Label) -> Tensor | None:
+        """The samples' coefficients, shaped to broadcast against x and z; None if this is not the head.
 
         Raises:
             RuntimeError: If nobody knows whether this is the head.
@@ -110,10 +139,9 @@ class Head(Layer):
         if self.chosen is None:
             raise RuntimeError(UNKNOWN.format(name=self.name))
         if not self.chosen or use.x.numel() == 0 or use.z.numel() == 0:
-            return use.z
+            return None
         with without_autocast(use.z.device):
-            c = self._judged(use, label)
-            return (use.z * use.operation.samples.spread(c, use.z.dim())).to(use.z.dtype)
+            return use.operation.samples.spread(self._judged(use, label), use.z.dim())
 
     def _judged(self, use: Use, label: Label) -> Tensor:
         """The coefficients of a batch, of mean one; they are reported."""
@@ -178,8 +206,8 @@ class Scaling(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(DOUBLE_BACKWARD)
         x, weight = ctx.saved_tensors
-        z = ctx.head.scaled(Use(ctx.operation, x, z, weight), _label(weight, has_bias=ctx.has_bias))
-        return None, None, *ctx.operation.backward(z, x, weight, ctx.needs_input_grad[2:])
+        use, label = Use(ctx.operation, x, z, weight), _label(weight, has_bias=ctx.has_bias)
+        return None, None, *ctx.head.backward(use, label, ctx.needs_input_grad[2:])
 
 
 @compiled.in_graph

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution
 from fngd.planner import Plan, Shape
-from fngd.products import blocks, mirrored, products
+from fngd.products import blocks, mirrored
 from fngd.scratch import Products, Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -22,18 +22,21 @@ KEPT_PRODUCTS = 16 * 2**20
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K, a block of samples m at a time with all n that are not before it."""
+    """K, a block of samples n at a time with all m that are not before it.
+
+    The longer side of a product comes first: BLAS is quicker that way round.
+    """
     M, G, T, *_ = shape
     x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
     z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
     K, kept = x.new_empty(M, M), _kept_products(uses, plan, x, scratch)
     for rows in blocks(M, plan.block):
         here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
-        X = products(x[:, here], x[:, after]) if kept is None or rows.start not in kept else kept[rows.start]
+        X = x[:, after] @ x[:, here].mT if kept is None or rows.start not in kept else kept[rows.start]
         if kept is not None:
             kept[rows.start] = X
-        Z = products(z[:, here].div(scale), z[:, after]).div_(scale)
-        K[rows.start :, rows] = Z.mul_(X).view(G, rows.stop - rows.start, T, -1, T).sum((0, 2)).sum(-1).T
+        Z = (z[:, after] @ z[:, here].div(scale).mT).div_(scale)
+        K[rows.start :, rows] = Z.mul_(X).view(G, M - rows.start, T, -1, T).sum((0, 2)).sum(-1)
     return Gram(mirrored(K, plan.block), partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
 
 

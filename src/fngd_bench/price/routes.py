@@ -211,7 +211,8 @@ class _Stage:
         scale = scale_of([use.z for use in uses])
         elapsed = {}
         for route in self.order.permutation(routes).tolist():
-            call = partial(weighted_gradient, uses, c, scale, self.scratch, self.wanted.budget_bytes, route)
+            unknown = [use._replace(x=use.x.detach()) for use in uses]  # no product of it with itself is kept
+            call = partial(weighted_gradient, unknown, c, scale, self.scratch, self.wanted.budget_bytes, route)
             self.cold.add_(1)
             elapsed[route] = clock.seconds(call)
         return elapsed
