@@ -80,7 +80,7 @@ class FNGD(torch.optim.SGD):
             scale_by_damping: Multiply each layer's gradient by 1/λ; by default the learning rate absorbs it.
             loss_reduction: How the loss adds up the samples, "mean" or "sum".
             batch_dim: The dimension of the model's inputs that counts the samples.
-            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 128 MiB by
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 72 MiB by
                 default.
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-BUDGET = 128 * 2**20
+BUDGET = 72 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-BLOCK, PATCHES = 16 * 2**20, 16 * 2**20
+BLOCK, PATCHES = 16 * 2**20, 8 * 2**20
 """Bytes of U and of patches at a time: enough for quick products, few enough for a cache to hold them."""
 COLUMNS = 32
 """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
@@ -140,15 +140,14 @@ def _pixels(shape: Shape, item: int) -> Plan:
 def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     channels, features = d_in // shape.kernel, G * d_out
-    U, column = M * d_in * item, max(1, M * (d_in + T) * item)  # for each output feature
-    block = min(features, max(1, (budget - min(FRESH, U * features)) // column)) if G == 1 else features  # not cut
+    U = max(1, M * d_in * item)  # for each output feature
+    block = min(features, max(1, budget // U)) if G == 1 else features  # groups are not cut
     product, square = 2 * M * T * d_in * features, M * (M + COLUMNS) * d_in * features
     slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
     seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
-    held = block * column + min(FRESH, U * block)
-    return Plan("kernel", block, product + square, held, seconds, int(block == features))
+    return Plan("kernel", block, product + square, block * U, seconds, int(block == features))
 
 
 def _materialised(shape: Shape, item: int, budget: int) -> Plan:

@@ -77,7 +77,7 @@ class NaturalGradient:
                 the scale of the loss, a GradScaler's included.
             loss_reduction: How the loss adds up the samples, "mean" or "sum". It matters for λ only.
             batch_dim: The dimension of the model's inputs that counts the samples.
-            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 128 MiB by
+            gram_budget: Bytes of scratch memory that one layer's Gram matrix may hold while it is computed; 72 MiB by
                 default.
             gram_route: A route to the Gram matrix to take wherever it is possible: "pairwise", "pixels", "kernel" or
                 "materialised"; by default the one that is expected to be quickest, which `fngd.doctor` prints.
