@@ -10,8 +10,8 @@ For M samples, T positions, fan-in d and fan-out p (G groups of each):
     kernel         2GMTdp + GM²dp                    convolutions of few channels, or groups of few: no patches
 
 K is symmetric, so products of rows with rows are half of what they seem, and a little more for the blocks on the
-diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. If all of U is kept, the
-weighted gradient is c·U and needs no product of its own; otherwise it pays for one.
+diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. What is kept of U gives
+its part of the weighted gradient as c·U; the rest pays for a product.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = 32
 """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
 FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
-GEMM, BATCHED, SQUARED, CONVOLVED = 190e9, 150e9, 185e9, 190e9
+GEMM, BATCHED, SQUARED, CONVOLVED = 200e9, 150e9, 185e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
 COPIED, TURNED, WRITTEN, VISITED = 20e9, 4e9, 4e9, 4e9
 """Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
@@ -143,7 +143,7 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     U = max(1, M * d_in * item)  # for each output feature
     block = min(features, max(1, budget // U)) if G == 1 else features  # groups are not cut
     product, square = 2 * M * T * d_in * features, M * (M + COLUMNS) * d_in * features
-    slow = 2 * VECTOR / channels if channels % VECTOR or d_out % VECTOR else 1.0
+    slow = max(1.3, VECTOR / channels) if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
     seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
@@ -168,7 +168,9 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
-    seconds = read / TURNED + copied + product / BATCHED + (1 + share) * tiles * tile / COPIED + square / SQUARED
+    narrow = max(1.0, 2 * VECTOR / block)  # a product of few columns is slow
+    seconds = read / TURNED + copied + product / BATCHED * narrow + square / SQUARED
+    seconds += (1 + share) * tiles * tile / COPIED
     seconds += tiles * (1 + M / COLUMNS) * CALL + (1 - share) * _second_product(shape)
     return Plan("materialised", block, product + square, held, seconds, kept, outputs)
 
