@@ -97,9 +97,12 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
     return min(wanted, key=lambda candidate: candidate.bytes)
 
 
-def samples_at_once(gradient: int) -> int:
-    """Samples whose gradients, of this many bytes each, torch's kernel may put into fresh memory together."""
-    return max(1, FRESH // max(1, gradient))
+def samples_at_once(gradient: int, sent: int) -> int:
+    """Samples that torch's kernel may take together, whose gradients and z have this many bytes each.
+
+    Gradients come in fresh memory, and the kernel brings z into an order of its own in more of it.
+    """
+    return max(1, min(FRESH // max(1, gradient), 2 * FRESH // max(1, sent)))
 
 
 def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
@@ -162,6 +165,7 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     left -= patches * block
     outputs = _even(d_out, min(BLOCK, left) // (entry * block))
     tile, tiles = entry * block * outputs, math.ceil(d_in / block) * math.ceil(d_out / outputs)
+    sent = 0 if sent <= tile else sent  # has room where the last tile was
     kept = tiles if tiles * tile <= left else max(0, (left - sent) // tile - 1) if kernel > 1 else 0
     share = kept / tiles
     held = read + patches * block + tile * min(kept + 1, tiles) + (sent if 0 < kept < tiles else 0)

@@ -25,7 +25,7 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     K = z.new_zeros(M, M)
     for features in blocks(len(weight), plan.block):
         U = scratch.take("U", (M, (features.stop - features.start) * d_in), z.dtype, z.device)
-        for rows in blocks(M, samples_at_once(U[0].nbytes)):
+        for rows in blocks(M, samples_at_once(U[0].nbytes, z[0, features].nbytes)):
             part = operation.sample_gradients(z[rows, features], x[rows], weight[features])
             torch.div(part.flatten(1), scale, out=U[rows])
         add_square(K, U)

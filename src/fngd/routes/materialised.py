@@ -35,11 +35,12 @@ class Rows(NamedTuple):
         """Some input features, (M, G, T, features)."""
         return self.use.operation.inputs(self.readable, self.use.weight, features, self.scratch)
 
-    def weighted(self, c: Tensor) -> Tensor:
-        """The output gradients times the samples' coefficients, (G, d_out, M · T)."""
-        M, G, d_out, T = self.z.shape
-        weighted = self.scratch.take("sent", (G, d_out, M, T), self.z.dtype, self.z.device)
-        return torch.mul(self.z.movedim(0, 2), c.unsqueeze(1), out=weighted).flatten(2)
+    def weighted(self, c: Tensor, spare: Tensor) -> Tensor:
+        """The output gradients times the samples' coefficients, (G, d_out, M · T), in spare memory if they fit."""
+        z, size = self.z.movedim(0, 2), self.z.numel()
+        fits = spare.numel() >= size
+        place = spare[:size] if fits else self.scratch.take("sent", (size,), z.dtype, z.device)
+        return torch.mul(z, c.unsqueeze(1), out=place.view(z.shape)).flatten(2)
 
 
 def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
@@ -60,7 +61,7 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
             add_square(K, tile.view(M, -1))
             if len(kept) < plan.kept:
                 kept.append(tile)
-    return Gram(mirrored(K), partial(_weighed, rows, shape, plan, kept) if kept else None)
+    return Gram(mirrored(K), partial(_weighed, rows, shape, plan, kept, held[-1]) if kept else None)
 
 
 def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
@@ -68,8 +69,10 @@ def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
     return Rows(use, readable, use.operation.outputs(use.z).mT.to(readable.dtype), scratch)
 
 
-def _weighed(rows: Sequence[Rows], shape: Shape, plan: Plan, kept: Sequence[Tensor], c: Tensor) -> Tensor:
-    """The weighted gradient: what is kept is summed, what is not is multiplied."""
+def _weighed(
+    rows: Sequence[Rows], shape: Shape, plan: Plan, kept: Sequence[Tensor], spare: Tensor, c: Tensor
+) -> Tensor:
+    """The weighted gradient: what is kept is summed, what is not is multiplied; the last tile's place is free then."""
     _, G, _, d_in, d_out, *_ = shape
     summed, tiles, weighted = kept[0].new_empty(G, d_out, d_in), iter(kept), list[Tensor]()
     for features in blocks(d_in, plan.block):
@@ -79,7 +82,7 @@ def _weighed(rows: Sequence[Rows], shape: Shape, plan: Plan, kept: Sequence[Tens
             summed[:, outputs, features] = weighted_sum(c, tile.flatten(1, 2)).unflatten(0, (G, -1))
             done = outputs.stop
         if done < d_out:
-            weighted = weighted or [row.weighted(c) for row in rows]
+            weighted = weighted or [row.weighted(c, spare if row is rows[0] else spare[:0]) for row in rows]
             parts = [
                 sent[:, done:] @ row.inputs(features).transpose(0, 1).flatten(1, 2)
                 for row, sent in zip(rows, weighted, strict=True)
