@@ -165,8 +165,8 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     left -= patches * block
     outputs = _even(d_out, min(BLOCK, left) // (entry * block))
     tile, tiles = entry * block * outputs, math.ceil(d_in / block) * math.ceil(d_out / outputs)
-    sent = 0 if sent <= tile else sent  # has room where the last tile was
-    kept = tiles if tiles * tile <= left else max(0, (left - sent) // tile - 1) if kernel > 1 else 0
+    part = max(0, left - sent) // (2 * tile) if kernel > 1 else 0  # half of the room: a part of U saves less than all
+    kept = tiles if tiles * tile <= left else part
     share = kept / tiles
     held = read + patches * block + tile * min(kept + 1, tiles) + (sent if 0 < kept < tiles else 0)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
