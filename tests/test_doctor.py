@@ -127,3 +127,10 @@ def test_the_table_prints_every_module_once():
     assert lines[2].split()[:-2] == ["0", "Linear", "520", "weighted", "64", "×", "1", "×", "64", "→", "8", "pairwise"]
     assert "plain: no rule for LayerNorm" in lines[3]
     assert lines[5] == "1 of 2 modules, 97.0% of the trained parameters are preconditioned."
+
+
+def test_a_layer_that_reads_nothing_is_no_reason_to_stop():
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Linear(0, 3)
+    (row,) = fngd.doctor(model, torch.randn(4, 0)).rows
+    assert row.preconditioned

@@ -161,16 +161,16 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     left = budget - read
     most = max(1, min(BLOCK // entry, left // (entry + patches), PATCHES // patches))
     whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
-    block = _block(min(most, max(channels, whole)), channels, kernel) if kernel > 1 else min(most, d_in)
+    block = _block(min(most, max(channels, whole)), channels, kernel) if kernel > 1 else min(most, max(1, d_in))
     left -= patches * block
     outputs = _even(d_out, min(BLOCK, left) // (entry * block))
-    tile, tiles = entry * block * outputs, math.ceil(d_in / block) * math.ceil(d_out / outputs)
+    tile, tiles = entry * block * outputs, max(1, math.ceil(d_in / block) * math.ceil(d_out / outputs))
     part = max(0, left - sent) // (2 * tile) if kernel > 1 else 0  # half of the room: a part of U saves less than all
     kept = tiles if tiles * tile <= left else part
     share = kept / tiles
     held = read + patches * block + tile * min(kept + 1, tiles) + (sent if 0 < kept < tiles else 0)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
-    runs = max(1.0, VECTOR / channels)  # short ones are slow to copy
+    runs = max(1.0, VECTOR / max(1, channels))  # short ones are slow to copy
     copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
     narrow = max(1.0, 2 * VECTOR / block)  # a product of few columns is slow
     seconds = read / TURNED + copied + product / BATCHED * narrow + square / SQUARED

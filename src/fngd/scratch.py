@@ -1,9 +1,10 @@
 """Memory that is used again, since fresh memory costs more than the arithmetic done in it, and results that are.
 
 A buffer is known by its name, dtype and device and grows to the largest size asked for. What lies in it is valid until
-the next taker of the same name: "rows" are the input's, gathered for a Gram matrix or weighted for the gradient that
-follows, never both. Between two sharing steps large buffers are given back (`trim`): a forward pass that
-piles up its activations should not find them held.
+the next taker of the same name: "rows" are gathered for a Gram matrix or weighted for the gradient that follows, never
+both; "read" and "sent" are the input and the output gradient in a route's own order, and U lies in "U". Between two
+sharing steps large buffers are given back (`trim`): a forward pass that piles up its activations should not find them
+held.
 
 Products of an input with itself are kept for inputs that several layers read: queries, keys and values, or what every
 layer of a decoder looks back at.

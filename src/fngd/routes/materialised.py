@@ -1,7 +1,8 @@
 """Materialised: U_m = z_mᵀ x_m, K = U Uᵀ, in tiles of some input × some output features, over which K adds up.
 
-As many tiles of U as the budget allows are kept: their part of the weighted gradient is c·U. If there are any, the rest
-of it is a product over all samples, (c ⊙ Z)ᵀ X, for which patches are gathered once more: little work beside it.
+All tiles of U are kept if the budget allows it, else a few, or none: their part of the weighted gradient is c·U. If
+there are any, the rest of it is a product over all samples, (c ⊙ Z)ᵀ X, for which patches are gathered once more:
+little work beside it.
 """
 
 from __future__ import annotations
