@@ -113,7 +113,7 @@ class Head(Layer):
         if c is None:
             return operation.backward(z, x, weight, needs)
         if 2 * x.numel() >= z.numel():
-            return operation.backward((z * c).to(z.dtype), x, weight, needs)
+            return operation.backward(_weighted(z, c), x, weight, needs)
         gx, gw, gb = weighted_backward(use, c, needs, self.run.scratch)
         return None if gx is None else gx.mul_(c), gw, gb
 
@@ -128,7 +128,7 @@ class Head(Layer):
             A new tensor, or z itself.
         """
         c = self._weights(use, label)
-        return use.z if c is None else (use.z * c).to(use.z.dtype)
+        return use.z if c is None else _weighted(use.z, c)
 
     def _weights(self, use: Use, label: Label) -> Tensor | None:
         """The samples' coefficients, shaped to broadcast against x and z; None if this is not the head.
@@ -162,6 +162,11 @@ class Head(Layer):
         if self.chosen:
             raise RuntimeError(f"fngd: {message}")
         self.objection = self.objection or message
+
+
+def _weighted(z: Tensor, c: Tensor) -> Tensor:
+    """C ⊙ z in the dtype of z, which may be shorter than that of c."""
+    return (z * c).to(z.dtype)
 
 
 def residuals(use: Use, scale: Tensor) -> Tensor:
