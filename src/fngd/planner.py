@@ -26,7 +26,7 @@ BUDGET = 72 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
 BLOCK, PATCHES = 16 * 2**20, 8 * 2**20
 """Bytes of U and of patches at a time: measured to be enough for quick products; more are slower to come by."""
-COLUMNS = 32
+COLUMNS = 64
 """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
 FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""

@@ -1,11 +1,12 @@
 """The products that routes share: U Uᵀ, half of it, and c·U; blocks of a dimension.
 
 Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
-the diagonal on. For those oneDNN is quicker than BLAS, which torch takes for `a @ b.T`.
+the diagonal on. U is short and wide, so both of its products are cut into parts of U, which are spread over the cores.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from fngd.planner import COLUMNS
 
-LARGE = 2**24
-"""Multiplications from which on a product is worth oneDNN's setting up."""
+PARTS = 4
+"""Parts of U whose squares are made side by side, where its width allows it."""
 
 
 def blocks(total: int, size: int) -> Iterator[slice]:
@@ -23,12 +24,11 @@ def blocks(total: int, size: int) -> Iterator[slice]:
 
 
 def add_square(K: Tensor, U: Tensor) -> None:
-    """K += U Uᵀ for U of (M, entries); above the diagonal only where that is no extra work."""
-    if not _suits_onednn(U):
-        K.addmm_(U, U.T)
-        return
+    """K += U Uᵀ for U of (M, entries); above the diagonal only in the blocks on it."""
+    parts = math.gcd(PARTS, U.shape[1])
+    U = U.view(len(K), parts, U.shape[1] // parts).transpose(0, 1)
     for columns in blocks(len(K), COLUMNS):
-        K[columns.start :, columns] += _by_onednn(U[columns.start :], U[columns])
+        K[columns.start :, columns] += torch.bmm(U[:, columns.start :], U[:, columns].mT).sum(0)
 
 
 def mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
@@ -42,18 +42,3 @@ def mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
 def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
     """Σ_m c_m u_m for parts of U, (M, parts, entries) → (parts, entries): the parts are spread over the cores."""
     return torch.bmm(c.expand(U.shape[1], 1, -1), U.transpose(0, 1)).squeeze(1)
-
-
-def _suits_onednn(U: Tensor) -> bool:
-    """Whether oneDNN is quicker than BLAS on the columns of U Uᵀ: on a CPU, if there is much to do.
-
-    It keeps the better part of a megabyte of code for every shape that it has met: not for products of many shapes.
-    """
-    if U.device.type != "cpu" or U.dtype != torch.float32 or len(U) * U.numel() < LARGE:
-        return False
-    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
-
-
-def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-    return found
