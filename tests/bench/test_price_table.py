@@ -16,7 +16,7 @@ from fngd_bench.price.table import BEGIN, END, insert, table
 
 
 def test_a_row_holds_the_ratios_of_its_record(make_record):
-    text = table([make_record(fngd_share=1.01, fngd_constant=1.004, fngd_derive=2.5)])
+    text = table([make_record(fngd_share=1.01, fngd_derive=2.5, fngd_refreshed=1.05, fngd_head=1.004)])
     row = text.splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
@@ -24,19 +24,30 @@ def test_a_row_holds_the_ratios_of_its_record(make_record):
         "128",
         "20",
         "1.010 [1.010, 1.010]",
-        "1.004 [1.004, 1.004]",
         "2.500 [2.500, 2.500] missed",
+        "1.050 [1.050, 1.050]",
+        "1.004 [1.004, 1.004]",
         "1.010 [1.010, 1.010]",
         "2.500 [2.500, 2.500] missed",
     ]
 
 
 def test_goals_are_in_the_header_and_a_miss_is_said(make_record):
-    text = table([make_record(fngd_share=1.04)])
-    header, row = text.splitlines()[0], text.splitlines()[2]
+    text = table([make_record(fngd_share=1.04), make_record(fngd_constant=1.004)])
+    header, share, constant = (text.splitlines()[line] for line in (0, 2, 3))
     assert all(goal in header for goal in ("≤ 1.02", "≤ 1.005", "≤ 1.03"))
-    assert row.count("1.040 [1.040, 1.040] missed") == 2
-    assert row.count("–") == 3
+    assert "deriving" not in header  # nobody measured it
+    assert (share.count("1.040 [1.040, 1.040] missed"), share.count("–")) == (2, 1)
+    assert (constant.count("missed"), constant.count("–")) == (0, 2)
+
+
+def test_an_interval_that_reaches_above_the_goal_leaves_it_open(make_record):
+    record = make_record(fngd_share=1.0)
+    sgd, share = record.measured
+    seven_slow = sgd.seconds[:13] + tuple(1.05 * second for second in sgd.seconds[13:])
+    assert "| 1.000 [1.000, 1.050] open |" in table(
+        [replace(record, measured=(sgd, replace(share, seconds=seven_slow)))]
+    )
 
 
 def test_all_lines_of_the_table_have_as_many_cells(make_record):
