@@ -129,8 +129,9 @@ def test_the_table_prints_every_module_once():
     assert lines[5] == "1 of 2 modules, 97.0% of the trained parameters are preconditioned."
 
 
-def test_a_layer_that_reads_nothing_is_no_reason_to_stop():
+@pytest.mark.parametrize(("reads", "writes"), [(0, 3), (4, 0)])
+def test_a_layer_that_reads_or_writes_nothing_is_no_reason_to_stop(reads, writes):
     with pytest.warns(UserWarning, match="zero-element"):
-        model = nn.Linear(0, 3)
-    (row,) = fngd.doctor(model, torch.randn(4, 0)).rows
+        model = nn.Linear(reads, writes)
+    (row,) = fngd.doctor(model, torch.randn(4, reads)).rows
     assert row.preconditioned

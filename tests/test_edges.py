@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -424,6 +425,37 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_name(bad):
 def test_only_a_small_scratch_buffer_is_held_between_steps(entries, held):
     run = Run(Settings(), fngd.Shared(1), deriving=False)
     run.scratch.product(torch.ones(entries), torch.ones(1))
-    assert len(run.scratch._buffers) == 1
+    assert len(run.scratch.memory.buffers) == 1
     run.end()
-    assert len(run.scratch._buffers) == held
+    assert len(run.scratch.memory.buffers) == held
+
+
+def test_the_end_of_a_step_reaches_the_memory_of_every_thread():
+    """On a GPU the backward pass runs in a thread of torch's."""
+    run = Run(Settings(), fngd.Shared(1), deriving=False)
+    x = torch.ones(4 << 20)
+
+    def backward():
+        run.scratch.product(x, torch.ones(1))
+        run.scratch.products(x, "rows")
+        return run.scratch.memory
+
+    with ThreadPoolExecutor(1) as thread:
+        held = thread.submit(backward).result()
+        assert held.buffers
+        assert held.inputs
+        run.end()
+        assert not held.inputs
+        assert thread.submit(lambda: run.scratch.memory).result() is not held
+
+
+def test_images_that_come_alone_are_remembered_once():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(0))
+    optimizer = fngd.FNGD(model, lr=0.1, derive_steps=1)
+    (layer,) = optimizer.preconditioner.layers
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(2, 5, 5)).sum().backward()
+        optimizer.step()
+    assert len(layer._operations) == 1
+    assert len(layer.sharing._spread) == 1

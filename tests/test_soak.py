@@ -138,7 +138,7 @@ def test_inputs_of_ever_new_shapes_grow_nothing(policy, monkeypatch):
     optimizer, kept = fngd.FNGD(model, lr=0.01, policy=policy), []
     for size in range(200, 3, -1):  # never a larger one, for which all would be made anew
         step(model, optimizer, torch.ones(3, 1, 3, size), y)
-        kept.append(len(optimizer.preconditioner._run.scratch._views))
+        kept.append(len(optimizer.preconditioner._run.scratch.memory.views))
     assert max(kept) <= 80
     assert all(len(layer._operations) <= base.MOST_SHAPES for layer in optimizer.preconditioner.layers)
     assert all(len(layer.sharing._spread) <= base.MOST_SHAPES for layer in optimizer.preconditioner.layers)

@@ -8,9 +8,9 @@ With x (M, G, T, d_in) and z (M, G, T, d_out) in canonical form, u_m = Σ_t z_mt
     kernel         the same, with U_m from torch's own convolution
 
 `planner` chooses, `routes/` has a file for each. Gradients are divided by a power of two near their largest entry, in a
-pass that is made anyway. K is symmetric: each route computes little more than half of it. Each works in blocks, so that
-no more than a budget of scratch memory is held: the first two in blocks of rows, the last two in blocks of features,
-over which K adds up.
+pass that is made anyway. K is symmetric: each route computes little more than half of it. No more than a budget of
+scratch memory is held: `pairwise` works in blocks of rows, the last two in blocks of features, over which K adds up;
+`pixels` holds all of its products, and is taken where they fit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def gram(uses: Sequence[Use], scale: Tensor, scratch: Scratch, budget: int = BUD
         The matrix, float64 for float64 gradients, else float32.
     """
     shape = shape_of(uses)
-    chosen = plan(shape, gram_dtype(uses[0].z.dtype).itemsize, budget, route)
+    chosen = _planned(uses, shape, budget, route)
     return BY_NAME[chosen.route](uses, scale, shape, chosen, scratch)
 
 
@@ -67,7 +67,11 @@ def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None)
     Returns:
         The plan.
     """
-    return plan(shape_of(uses), gram_dtype(uses[0].z.dtype).itemsize, budget, route)
+    return _planned(uses, shape_of(uses), budget, route)
+
+
+def _planned(uses: Sequence[Use], shape: Shape, budget: int, route: str | None) -> Plan:
+    return plan(shape, gram_dtype(uses[0].z.dtype).itemsize, budget, route)
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:

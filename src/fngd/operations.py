@@ -90,12 +90,21 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
-        """The input, divided by `scale`, in a layout from which `inputs` takes any features: made once for a batch."""
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+        """The input in a layout from which `inputs` takes any features: made once for a batch.
+
+        Args:
+            x: The input.
+            scale: What it is to be divided by.
+            scratch: Where a copy is put.
+
+        Returns:
+            A copy that has been divided, and None; or the input itself, and what z is to be divided by instead.
+        """
 
     @abstractmethod
     def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        """Some input features in canonical form, (M, G, T, features)."""
+        """Some input features in canonical form and in the dtype of the Gram matrix, (M, G, T, features)."""
 
     @abstractmethod
     def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
@@ -106,12 +115,12 @@ class Operation(ABC):
         """The output gradients in canonical form: (M, G, T, d_out)."""
 
     @abstractmethod
-    def entry_rows(self, z: Tensor) -> Tensor:
+    def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         """The sum of z over everything but the entries of the samples' dimension: (M · repeats, d_out)."""
 
     def bias_rows(self, z: Tensor) -> Tensor:
-        """Each sample's gradient of the bias, Σ_t z_mt: (M, d_out)."""
-        rows, (_, M, repeats, sample_major) = self.entry_rows(z), self.samples
+        """Each sample's gradient of the bias, Σ_t z_mt, in the dtype of the Gram matrix: (M, d_out)."""
+        rows, (_, M, repeats, sample_major) = self.entry_rows(z, gram_dtype(z.dtype)), self.samples
         if repeats == 1:
             return rows
         return rows.reshape(M, repeats, -1).sum(1) if sample_major else rows.reshape(repeats, M, -1).sum(0)
@@ -134,18 +143,17 @@ class Linear(Operation):
             z.sum(0) if needs[2] else None,
         )
 
-    def entry_rows(self, z: Tensor) -> Tensor:
+    def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         z = z.movedim(self.samples.axis, 0)
-        return z if z.dim() == 2 else z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1)
+        if z.dim() == 2:
+            return z.to(dtype)
+        return z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1, dtype=dtype)
 
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
-        x, dtype = self.outputs(x), gram_dtype(x.dtype)
-        if scale is None and x.dtype == dtype:
-            return x
-        return divided(x, scale, scratch.take("read", x.shape, dtype, x.device))
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+        return self.outputs(x), scale
 
     def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        return readable[..., features]
+        return widened(readable[..., features], None, scratch, "rows")
 
     def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
         return summed.view(weight.shape)
@@ -165,6 +173,12 @@ def divided(t: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
     if scale is None:
         return out.copy_(t)
     return torch.div(t, scale, out=out) if t.dtype == out.dtype else out.copy_(t).div_(scale)
+
+
+def widened(t: Tensor, scale: Tensor | None, scratch: Scratch, name: str) -> Tensor:
+    """The tensor itself, or a copy in scratch memory where it must be divided or is of half precision."""
+    dtype = gram_dtype(t.dtype)
+    return t if scale is None and t.dtype == dtype else divided(t, scale, scratch.take(name, t.shape, dtype, t.device))
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -194,11 +208,11 @@ class Convolution(Operation):
         )
         return gradients if needs[2] else (gradients[0], gradients[1], None)
 
-    def entry_rows(self, z: Tensor) -> Tensor:
-        return z.flatten(2).sum(2)
+    def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
+        return z.flatten(2).sum(2, dtype=dtype)
 
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> Tensor:
-        """The padded input with its channels last: (n, *space, G, channels)."""
+    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+        """The padded input with its channels last, (n, *space, G, channels): a copy, and divided."""
         space = [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
         shape = (len(x), *space, self.groups, x.shape[1] // self.groups)
         padded = scratch.take("read", shape, gram_dtype(x.dtype), x.device)
@@ -206,7 +220,7 @@ class Convolution(Operation):
             padded.zero_()
         inner = padded[(slice(None), *(slice(p, size - p) for p, size in zip(self.padding, space, strict=True)))]
         divided(x.movedim(1, -1).unflatten(-1, shape[-2:]), scale, inner)
-        return padded
+        return padded, None
 
     def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
         """The padded patches: a copy for each position of the kernel, in runs of channels."""

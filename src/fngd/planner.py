@@ -38,6 +38,8 @@ VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
 """Seconds that a small call takes, whatever it does."""
+LITTLE = 1.25
+"""What may be held in place of the least that is possible, where that is over the budget: smaller blocks are slow."""
 ROUTES = ("pairwise", "pixels", "kernel", "materialised")
 
 
@@ -57,6 +59,8 @@ class Shape(NamedTuple):
     """Whether inner products of patches are sums of those of pixels: stride 1, one group, one use."""
     native: bool = False
     """Whether torch's kernel can give per-sample gradients."""
+    widened: bool = False
+    """Whether x and z are of half precision, and copied into float32."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +87,16 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
     Args:
         shape: The canonical sizes.
         item_size: Bytes of a number.
-        budget: Bytes of scratch memory to hold at most, as far as blocks of one allow.
-        route: Take this route, if it is possible for the shape.
+        budget: Bytes of scratch memory to hold at most. Where no route can do with so little, about as few as possible.
+        route: Take this route, if it is possible for the shape within the budget.
 
     Returns:
         The plan.
     """
     plans = list(_plans(shape, item_size, budget))
     wanted = [candidate for candidate in plans if candidate.route == route] or plans
-    within = [candidate for candidate in wanted if candidate.bytes <= budget]
-    if within:
-        return min(within, key=lambda candidate: candidate.seconds)
-    return min(wanted, key=lambda candidate: candidate.bytes)
+    most = max(budget, LITTLE * min(candidate.bytes for candidate in wanted))
+    return min((each for each in wanted if each.bytes <= most), key=lambda candidate: candidate.seconds)
 
 
 def samples_at_once(gradient: int, sent: int) -> int:
@@ -110,8 +112,8 @@ def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
     yield _materialised(shape, item, budget)
     if shape.native:
         yield _kernel(shape, item, budget)
-    if shape.shifted:
-        yield _pixels(shape, item)
+    if shape.shifted and (whole := _pixels(shape, item)).bytes <= budget:  # it has no smaller blocks
+        yield whole
 
 
 def _second_product(shape: Shape) -> float:
@@ -122,12 +124,13 @@ def _second_product(shape: Shape) -> float:
 
 def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
-    gathered = G * M * T * d_in * item if shape.kernel > 1 else 0
-    held, row = gathered * 2 + G * M * T * d_out * item, max(1, 2 * G * T * M * T * item)
+    rows, gathered = G * M * T * item, 2 * G * M * T * d_in * item if shape.pixels else 0
+    held = gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
+    row = max(1, 2 * G * T * M * T * item)
     wanted = max(M // 8, 128 // max(1, T), 1)  # rows of T positions: enough of them for a product to be quick
     block = min(M, wanted, max(1, (budget - held) // row))
     flops = G * M * (M + block) * T**2 * (d_in + d_out)
-    seconds = (2 * gathered + held) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
+    seconds = (gathered + held) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
     return Plan("pairwise", block, flops, held + block * row, seconds + _second_product(shape))
 
 
@@ -155,25 +158,28 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
 
 def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
-    channels = d_in // kernel
-    read, sent = G * M * max(S, T) * channels * item, G * M * T * d_out * item
-    entry, patches = max(1, G * M * item), max(1, G * M * T * item if kernel > 1 else 0)  # of u, of an input feature
-    left = budget - read
-    most = max(1, min(BLOCK // entry, left // (entry + patches), PATCHES // patches))
+    channels, rows, entry = d_in // kernel, G * M * T * item, max(1, G * M * item)  # bytes of a feature, of u's entry
+    read = G * M * max(S, T) * channels * item if S else 0  # the whole input with its channels last
+    seen = rows if S or shape.widened else 0  # patches are gathered; a linear layer's input is read as it is
+    sent = rows if not S or shape.widened else 0  # a linear layer's z is divided by the scale
+    room = max(budget - read, int((LITTLE - 1) * read))
+    most = max(1, min(BLOCK // entry, room // (entry + seen + sent), PATCHES // max(1, seen)))
     whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
-    block = _block(min(most, max(channels, whole)), channels, kernel) if kernel > 1 else min(most, max(1, d_in))
-    left -= patches * block
-    outputs = _even(d_out, min(BLOCK, left) // (entry * block))
+    block = _block(min(most, max(channels, whole)), channels, kernel) if S else min(most, max(1, d_in))
+    room -= seen * block
+    outputs = _even(d_out, min(BLOCK // (entry * block), room // (entry * block + sent)))
+    room -= sent * outputs
     tile, tiles = entry * block * outputs, max(1, math.ceil(d_in / block) * math.ceil(d_out / outputs))
-    part = max(0, left - sent) // (2 * tile) if kernel > 1 else 0  # half of the room: a part of U saves less than all
-    kept = tiles if tiles * tile <= left else part
+    part = max(0, room - rows * d_out) // (2 * tile) if S else 0  # half of the room: a part of U saves less than all
+    kept = tiles if tiles * tile <= room else part
     share = kept / tiles
-    held = read + patches * block + tile * min(kept + 1, tiles) + (sent if 0 < kept < tiles else 0)
+    held = read + seen * block + sent * outputs + tile * min(kept + 1, tiles)
+    held += rows * d_out if 0 < kept < tiles else 0  # the weighted z
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
-    runs = max(1.0, VECTOR / max(1, channels))  # short ones are slow to copy
-    copied = G * M * T * d_in * item / COPIED * runs if kernel > 1 else 0.0
+    runs = max(1.0, VECTOR / max(1, channels)) if S else 1.0  # short ones are slow to copy
+    copied = seen * d_in * runs + sent * d_out * math.ceil(d_in / block)
     narrow = max(1.0, 2 * VECTOR / block)  # a product of few columns is slow
-    seconds = read / TURNED + copied + product / BATCHED * narrow + square / SQUARED
+    seconds = read / TURNED + copied / COPIED + product / BATCHED * narrow + square / SQUARED
     seconds += (1 + share) * tiles * tile / COPIED
     seconds += tiles * (1 + M / COLUMNS) * CALL + (1 - share) * _second_product(shape)
     return Plan("materialised", block, product + square, held, seconds, kept, outputs)

@@ -7,7 +7,10 @@ sharing steps large buffers are given back (`trim`): a forward pass that piles u
 held.
 
 Products of an input with itself are kept for inputs that several layers read: queries, keys and values, or what every
-layer of a decoder looks back at.
+layer of a decoder looks back at. They are kept until the step is over, or the input is gone.
+
+On a GPU torch runs the backward pass in a thread of its own: every thread has its own memory, and whoever ends a step
+ends it for all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import math
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,13 +37,30 @@ Products = dict[int, Tensor]
 """Products of some rows of an input with others, by the first row."""
 
 
-class Scratch(threading.local):
+@dataclass
+class Memory:
+    """What one thread holds."""
+
+    buffers: dict[Key, Tensor] = field(default_factory=dict)
+    views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    inputs: dict[Hashable, tuple[weakref.ref[Tensor], Products | None]] = field(default_factory=dict)
+
+
+class Scratch:
     """Reusable buffers, each thread's own."""
 
     def __init__(self) -> None:
-        self._buffers: dict[Key, Tensor] = {}
-        self._views: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
-        self._inputs: dict[Hashable, tuple[weakref.ref[Tensor], Products | None]] = {}
+        """Nothing is held yet."""
+        self._by_thread: dict[int, Memory] = {}
+
+    @property
+    def memory(self) -> Memory:
+        """What this thread holds."""
+        thread = threading.get_ident()
+        found = self._by_thread.get(thread)
+        if found is None:
+            found = self._by_thread[thread] = Memory()
+        return found
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A contiguous tensor whose content is whatever was there last.
@@ -57,13 +78,13 @@ class Scratch(threading.local):
 
     def like(self, t: Tensor) -> Tensor:
         """A tensor of t's shape, dtype and memory format whose content is whatever was there last."""
-        key = (t.shape, t.stride(), t.dtype, t.device)
-        view = self._views.get(key)
+        key, views = (t.shape, t.stride(), t.dtype, t.device), self.memory.views
+        view = views.get(key)
         if view is None:
-            if len(self._views) >= MOST_VIEWS:
-                self._views.clear()
+            if len(views) >= MOST_VIEWS:
+                views.clear()
             buffer = self._buffer(("rows", t.dtype, t.device), t.numel())
-            view = self._views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
+            view = views[key] = buffer.as_strided(t.shape, torch.empty_like(t, device="meta").stride())
         return view
 
     def product(self, t: Tensor, c: Tensor) -> Tensor:
@@ -83,7 +104,7 @@ class Scratch(threading.local):
             None when an input is met for the first time: most are never met again. From the second time on, the
             products so far, to read and to add to.
         """
-        key, inputs = (id(x), x._version, of), self._inputs
+        key, inputs = (id(x), x._version, of), self.memory.inputs
         if key not in inputs:
             if len(inputs) >= MOST_INPUTS:
                 inputs.clear()
@@ -95,16 +116,22 @@ class Scratch(threading.local):
             inputs[key] = met, kept
         return kept
 
+    def forget(self) -> None:
+        """The step is over: no layer will read its inputs again."""
+        for memory in self._by_thread.values():
+            memory.inputs.clear()
+
     def trim(self) -> None:
         """Give everything back if any buffer is large."""
-        if any(buffer.nbytes > KEPT_BYTES for buffer in self._buffers.values()):
-            self._buffers.clear()
-            self._views.clear()
+        held = (buffer.nbytes for memory in self._by_thread.values() for buffer in memory.buffers.values())
+        if max(held, default=0) > KEPT_BYTES:
+            self._by_thread.clear()
 
     def _buffer(self, key: Key, entries: int) -> Tensor:
-        buffer = self._buffers.get(key)
+        memory = self.memory
+        buffer = memory.buffers.get(key)
         if buffer is None or buffer.numel() < entries:
-            self._buffers.pop(key, None)
-            self._views.clear()
-            buffer = self._buffers[key] = torch.empty(entries, dtype=key[1], device=key[2])
+            memory.buffers.pop(key, None)
+            memory.views.clear()
+            buffer = memory.buffers[key] = torch.empty(entries, dtype=key[1], device=key[2])
         return buffer[:entries]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fngd.operations import Convolution, Operation, gram_dtype
@@ -24,7 +23,7 @@ class Use(NamedTuple):
 
     def inputs(self, scratch: Scratch) -> Tensor:
         """X in canonical form and in the dtype of the Gram matrix."""
-        readable = self.operation.readable(self.x, None, scratch)
+        readable, _ = self.operation.readable(self.x, None, scratch)
         return self.operation.inputs(readable, self.weight, slice(0, math.prod(self.weight.shape[1:])), scratch)
 
     def outputs(self) -> Tensor:
@@ -46,15 +45,16 @@ def shape_of(uses: Sequence[Use]) -> Shape:
     """The canonical sizes of a weight's uses."""
     operation, x, _, weight = uses[0]
     M, (features, channels, *kernel) = operation.samples.M, weight.shape
-    T, positions = sum(use.z.numel() for use in uses) // (M * features), math.prod(kernel)
+    T, positions = sum(use.z.numel() for use in uses) // max(1, M * features), math.prod(kernel)
     shape = Shape(M, operation.groups, T, channels * positions, features // operation.groups, positions)
+    shape = shape._replace(widened=x.dtype != gram_dtype(x.dtype))
     if not isinstance(operation, Convolution):
         return shape
-    shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // (M * x.shape[1]))
+    shape = shape._replace(pixels=sum(use.x.numel() for use in uses) // max(1, M * x.shape[1]))
     if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
         return shape
     shifted = operation.groups == 1 and set(operation.stride) == {1}
-    return shape._replace(shifted=shifted, native=x.dtype in (torch.float32, torch.float64))
+    return shape._replace(shifted=shifted, native=not shape.widened)
 
 
 def with_scratch(uses: Sequence[Use], scratch: Scratch) -> Iterator[tuple[Use, Scratch]]:

@@ -64,7 +64,7 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
 
 def weighted_bias(use: Use, c: Tensor) -> Tensor:
     """Σ_m c_m Σ_t z_mt: (d_out,)."""
-    rows = use.operation.entry_rows(use.z)
+    rows = use.operation.entry_rows(use.z, use.z.dtype)
     return c.flatten().expand(len(rows)).to(rows.dtype) @ rows
 
 

@@ -147,18 +147,19 @@ class Layer:
         Returns:
             What `torch.nn.functional.conv1d`, `conv2d` or `conv3d` returns.
         """
-        batch = self.run.at_hand
+        batch, alone = self.run.at_hand, x.dim() == weight.dim() - 1
         key = (x.shape, batch, stride, padding, dilation, groups)
         operation = None if torch.compiler.is_dynamo_compiling() else self._operations.get(key)
         if operation is None:
             check_whole(weight, self.name)
-            if x.dim() == weight.dim() - 1:
-                one = Convolution(Samples(0, 1), stride, padding, dilation, groups=groups)
-                return self.apply(one, x.unsqueeze(0), weight, bias).squeeze(0)
-            samples = self._samples(x, x.shape[:1], 0, batch) if self.trainable else Samples(0, len(x))
+            samples = Samples(0, 1 if alone else len(x))
+            if self.trainable and not alone:
+                samples = self._samples(x, x.shape[:1], 0, batch)
             operation = Convolution(samples, stride, padding, dilation, groups=groups)
             if self.trainable:
                 self._remember(key, operation)
+        if alone:
+            return self.apply(operation, x.unsqueeze(0), weight, bias).squeeze(0)
         return self.apply(operation, x, weight, bias)
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -91,7 +91,7 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
         if label.weight is not None:
             weights.setdefault(label.weight, []).append(use)
         if label.bias is not None:
-            rows = use.operation.bias_rows(use.z.to(scale.dtype))
+            rows = use.operation.bias_rows(use.z)
             biases[label.bias] = biases[label.bias] + rows if label.bias in biases else rows
     if overlapping([*weights, *biases]):
         raise ValueError(

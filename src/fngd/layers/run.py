@@ -148,6 +148,7 @@ class Run:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self.settle()
         self._latest, self._open, self.entered = None, {}, False
+        self.scratch.forget()
         if not self.deriving:
             self.scratch.trim()
 

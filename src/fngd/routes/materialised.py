@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fngd.operations import widened
 from fngd.planner import Plan, Shape
 from fngd.products import add_square, blocks, mirrored, weighted_sum
 from fngd.scratch import Scratch
@@ -23,24 +24,30 @@ from fngd.uses import Gram, Use, with_scratch
 
 
 class Rows(NamedTuple):
-    """The rows of one use, from which any features can be taken."""
+    """The rows of one use, from which any features can be taken: the input's or the output gradient's are divided."""
 
     use: Use
     readable: Tensor
-    """The input, divided by the scale."""
+    """The input, divided by the scale if it had to be copied."""
     z: Tensor
     """The output gradient, (M, G, d_out, T)."""
+    scale: Tensor | None
+    """What z is still to be divided by."""
     scratch: Scratch
 
     def inputs(self, features: slice) -> Tensor:
         """Some input features, (M, G, T, features)."""
         return self.use.operation.inputs(self.readable, self.use.weight, features, self.scratch)
 
+    def outputs(self, features: slice) -> Tensor:
+        """Some output features, (M, G, features, T)."""
+        return widened(self.z[:, :, features], self.scale, self.scratch, "sent")
+
     def weighted(self, c: Tensor, spare: Tensor) -> Tensor:
         """The output gradients times the samples' coefficients, (G, d_out, M · T), in spare memory if they fit."""
         z, size = self.z.movedim(0, 2), self.z.numel()
         fits = spare.numel() >= size
-        place = spare[:size] if fits else self.scratch.take("sent", (size,), z.dtype, z.device)
+        place = spare[:size] if fits else self.scratch.take("sent", (size,), spare.dtype, z.device)
         return torch.mul(z, c.unsqueeze(1), out=place.view(z.shape)).flatten(2)
 
 
@@ -48,7 +55,7 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
     """K, a tile of U at a time."""
     M, G, _, d_in, d_out, *_ = shape
     rows = [_rows(use, scale, own) for use, own in with_scratch(uses, scratch)]
-    K, kept = rows[0].z.new_zeros(M, M), list[Tensor]()
+    K, kept = scale.new_zeros(M, M), list[Tensor]()
     tiles, entries = ceil(d_in / plan.block) * ceil(d_out / plan.outputs), M * G * plan.block * plan.outputs
     held = scratch.take("U", (min(plan.kept + 1, tiles), entries), K.dtype, K.device)
     for features in blocks(d_in, plan.block):
@@ -56,9 +63,9 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
         for outputs in blocks(d_out, plan.outputs):
             size = M * G * (outputs.stop - outputs.start) * (features.stop - features.start)
             tile = held[len(kept), :size].view(M, G, outputs.stop - outputs.start, -1)
-            torch.matmul(rows[0].z[:, :, outputs], seen[0], out=tile)
+            torch.matmul(rows[0].outputs(outputs), seen[0], out=tile)
             for row, inputs in zip(rows[1:], seen[1:], strict=True):
-                tile += row.z[:, :, outputs] @ inputs
+                tile += row.outputs(outputs) @ inputs
             add_square(K, tile.view(M, -1))
             if len(kept) < plan.kept:
                 kept.append(tile)
@@ -66,8 +73,8 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
 
 
 def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
-    readable = use.operation.readable(use.x, scale, scratch)
-    return Rows(use, readable, use.operation.outputs(use.z).mT.to(readable.dtype), scratch)
+    readable, left = use.operation.readable(use.x, scale, scratch)
+    return Rows(use, readable, use.operation.outputs(use.z).mT, left, scratch)
 
 
 def _weighed(
