@@ -56,8 +56,8 @@ class Ranks:
         dist.all_gather_object(everyone, mine, group=self._group)
         _check_same_layers(everyone, mine)
         lengths = [max(one[name] for one in everyone) for name in histories]
-        rows = [_row(history, length[0]) for history, length in zip(histories.values(), lengths, strict=True)]
-        flat = torch.cat(rows).to(device)
+        rows = [_row(history, length[0], device) for history, length in zip(histories.values(), lengths, strict=True)]
+        flat = torch.cat(rows)
         dist.all_reduce(flat, group=self._group)
         for history, (_, dtype), row in zip(
             histories.values(), lengths, flat.split([len(row) for row in rows]), strict=True
@@ -86,12 +86,12 @@ def _check_same_layers(everyone: list[dict[str, Any]], mine: dict[str, Any]) -> 
         )
 
 
-def _row(history: History, length: int) -> Tensor:
+def _row(history: History, length: int, device: torch.device) -> Tensor:
     """A history as numbers that may be added: whether it enters c̃, its batches in c̃, their sum, and the rest."""
-    mean, count = torch.zeros(length, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    mean, count = torch.zeros(length, dtype=torch.float64, device=device), torch.zeros((), device=device)
     if history.mean is not None and len(history.mean) == length:
-        mean, count = history.mean.double(), history.count.double()
-    heads = [(count > 0).double(), count, history.batches, history.skipped]
+        mean, count = history.mean.to(mean), history.count.to(device)
+    heads = [count > 0, count, history.batches, history.skipped]
     head = torch.stack([number.to(mean) for number in heads])
     return torch.cat([head, history.totals.to(mean), history.counted.to(mean), count * mean])
 
@@ -104,4 +104,5 @@ def _take(history: History, row: Tensor, dtype: torch.dtype, ranks: int) -> None
     history.totals, history.counted = totals / ranks, counted / ranks
     history.batches, history.skipped = (batches / ranks).float(), (skipped / ranks).float()
     if len(summed):
-        history.mean, history.count = (summed / count).to(dtype), (count / entered).to(dtype)
+        place = row.device if history.mean is None else history.mean.device
+        history.mean, history.count = (summed / count).to(place, dtype), (count / entered).to(place, dtype)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from fngd.history import History
-from fngd.ranks import Ranks
+from fngd.ranks import Ranks, _row
 
 
 def history(c, count, batches=None, skipped=0.0):
@@ -34,6 +34,12 @@ def same(first, second):
         for one, other in zip(first, second, strict=True)
         for a, b in zip(one.values(), other.values(), strict=True)
     )
+
+
+def test_what_is_sent_lies_on_the_device_that_sends_it_with_and_without_coefficients():
+    rows = [_row(one, 2, torch.device("meta")) for one in (history([1.0, 0.5], 1), history([1.0], 1), history(None, 0))]
+    assert {row.device.type for row in rows} == {"meta"}
+    assert len({len(row) for row in rows}) == 1
 
 
 def test_ranks_count_as_many_times_as_they_have_batches(processes):
