@@ -709,3 +709,13 @@ def test_gram_matrices_of_the_head_can_be_watched():
     mean_loss(model(x), y).backward()
     assert list(seen) == [head]
     assert torch.linalg.matrix_norm(seen[head]) == pytest.approx(1.0)
+
+
+def test_a_head_may_be_named_as_the_wrapped_model_names_it():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 3)))
+    model[1] = torch.compile(model[1], backend="eager")
+    wrapped = torch.compile(model, backend="eager")
+    name = next(reversed(dict(wrapped.named_modules())))
+    assert name.count("_orig_mod") == 2
+    (layer,) = fngd.FNGD(wrapped, lr=0.1, policy=fngd.FromHead(head=name)).preconditioner.layers
+    assert layer.name == "1.1"

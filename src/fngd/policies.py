@@ -177,7 +177,7 @@ class FromHead(Policy):
         return True
 
     def weight(self, count: Tensor) -> Tensor:
-        """One: what is kept are the coefficients of the latest batch, since they belong to its samples."""
+        """One: what is kept are the coefficients of the latest whole batch, since they belong to its samples."""
         return torch.ones_like(count)
 
 

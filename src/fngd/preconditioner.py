@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -101,6 +102,8 @@ class NaturalGradient:
         settings = settings_for(policy, settings)
         inside = unwrapped(model)
         model = inside.model
+        if isinstance(policy, FromHead) and policy.head is not None:
+            policy = replace(policy, head=inside.bare(policy.head))
         self.model: nn.Module = model
         self.step_count: int = 0
         self.layers: list[Layer] = []

@@ -76,8 +76,9 @@ class Search:
         self._model, self._run, self._found = model, run, found
         findings = survey(model, exclude)
         could_be = candidates(findings)
-        if policy.head is not None:
-            could_be = {policy.head: _named(model, policy.head, findings, could_be)}
+        named = None if policy.head is None else plain_name(policy.head)
+        if named is not None:
+            could_be = {named: _named(model, named, findings, could_be)}
         if not could_be:
             raise ValueError(
                 f"{type(model).__name__} has no layer that FromHead could take for the head; fngd.doctor(model) says "
@@ -89,8 +90,8 @@ class Search:
             if finding.kind is not None:
                 attach_layer(finding.module, self._heads[name], finding.kind.rule)
         run.look = self._look
-        if policy.head is not None:
-            self._take(self._heads[policy.head])
+        if named is not None:
+            self._take(self._heads[named])
 
     def reached(self, output: Any) -> Reached:
         """What something the model has returned is reached through."""
