@@ -148,7 +148,7 @@ def read(path: Path) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"{path} is not a record of `fngd bench` ({type(error).__name__}: {error}): make one with `fngd bench "
-            f"step --json FILE`"
+            "step --json FILE`"
         ) from error
 
 
