@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from fngd.coefficients import coefficients, damping
+from fngd.coefficients import solve
 from fngd.policies import Constant, Fresh, Refreshed, Shared
 from reference import relative_error
 
@@ -20,10 +20,10 @@ def drawn(N, M):
 def test_coefficients_are_those_of_the_paper(N, M, alpha):
     U = drawn(N, M)
     K = reference.gram(U)
-    lam = damping(K, alpha)
-    assert relative_error(lam, reference.damping(U, alpha)) <= 1e-14
-    c, valid = coefficients(K, lam, torch.ones(M, dtype=torch.float64))
+    c, valid, norm, lam = solve(K, torch.ones(M, dtype=torch.float64), alpha)
     assert valid
+    assert relative_error(norm, torch.linalg.matrix_norm(K)) <= 1e-14
+    assert relative_error(lam, reference.damping(U, alpha)) <= 1e-14
     assert relative_error(c, reference.coefficients(U, lam)) <= 1e-10
     assert relative_error(U @ c / (lam * M), reference.natural_gradient(U, lam)) <= 1e-9
 
@@ -32,25 +32,25 @@ def test_coefficients_are_those_of_the_paper(N, M, alpha):
 @given(st.integers(1, 12))
 def test_any_right_hand_side_is_solved(M):
     K, rhs = reference.gram(drawn(20, M)), torch.randn(M, dtype=torch.float64)
-    lam = damping(K, 0.01)
+    lam = 0.01 * torch.linalg.matrix_norm(K)
     A = torch.eye(M, dtype=torch.float64) + K / (lam * M)
-    assert relative_error(A @ coefficients(K, lam, rhs)[0], rhs) <= 1e-10
+    assert relative_error(A @ solve(K, rhs, 0.01).c, rhs) <= 1e-10
+    assert torch.equal(solve(K, rhs, 1.0, lam).c, solve(K, rhs, 0.01).c)  # a damping that is given replaces the rule
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.005, 1.0])
 def test_float32_is_enough_under_the_damping_rule(alpha):
     """The condition number is at most 1 + 1/(αM): 79 here at worst, times the 6e-8 of float32."""
     K = reference.gram(drawn(40, 128) + 3)
-    exact, _ = coefficients(K, damping(K, alpha), torch.ones(128, dtype=torch.float64))
-    rough, _ = coefficients(K.float(), damping(K.float(), alpha), torch.ones(128))
-    assert relative_error(rough.double(), exact) <= 1e-5
+    exact = solve(K, torch.ones(128, dtype=torch.float64), alpha)
+    rough = solve(K.float(), torch.ones(128), alpha)
+    assert relative_error(rough.c.double(), exact.c) <= 1e-5
 
 
 def test_zero_gradients_have_coefficients_one():
-    K = torch.zeros(3, 3)
-    c, valid = coefficients(K, damping(K, 0.005), torch.ones(3))
-    assert valid
-    assert torch.equal(c, torch.ones(3))
+    solution = solve(torch.zeros(3, 3), torch.ones(3), 0.005)
+    assert solution.valid
+    assert torch.equal(solution.c, torch.ones(3))
 
 
 @pytest.mark.parametrize("place", [(1, 2), (2, 1), (0, 0)])
@@ -59,9 +59,9 @@ def test_zero_gradients_have_coefficients_one():
 def test_a_gram_matrix_that_is_not_finite_is_not_valid_and_leaves_the_right_hand_side(bad, given, place):
     K, rhs = torch.eye(3), torch.tensor([1.0, 2.0, 3.0])
     K[place] = bad
-    c, valid = coefficients(K, damping(K, 0.005) if given is None else torch.tensor(given), rhs)
-    assert not valid
-    assert torch.equal(c, rhs)
+    solution = solve(K, rhs, 0.005, None if given is None else torch.tensor(given))
+    assert not solution.valid
+    assert torch.equal(solution.c, rhs)
 
 
 @pytest.mark.parametrize(

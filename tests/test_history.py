@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from fngd.coefficients import coefficients, damping
+from fngd.coefficients import Solution, solve
 from fngd.history import History, Report, measure, report, settle
 from fngd.policies import Constant, Fresh, Refreshed, Shared
 from reference import relative_error
@@ -18,7 +18,8 @@ YES, ONE = torch.ones((), dtype=torch.bool), torch.ones((), dtype=torch.float64)
 
 def reported(c, valid=YES):
     """A batch with these coefficients and samples that have nothing in common."""
-    return report(torch.eye(len(c), dtype=c.dtype), c, valid, ONE, ONE)
+    K = torch.eye(len(c), dtype=c.dtype)
+    return report(K, Solution(c, valid, torch.linalg.matrix_norm(K), ONE), ONE)
 
 
 def history(batches, policy, valid=None):
@@ -31,9 +32,8 @@ def history(batches, policy, valid=None):
 def test_measures_are_what_they_say():
     U = torch.randn(30, 6, dtype=torch.float64)
     K, unit = reference.gram(U), torch.tensor(0.25, dtype=torch.float64)
-    lam = damping(K, 0.01)
-    c, valid = coefficients(K, lam, torch.ones(6, dtype=torch.float64))
-    got = measure(report(K, c, valid, lam, unit))
+    c, _, _, lam = solution = solve(K, torch.ones(6, dtype=torch.float64), 0.01)
+    got = measure(report(K, solution, unit))
     weighted, plain = U @ c, U.sum(1)
     eigenvalues = torch.linalg.eigvalsh(K)
     assert relative_error(got.mean, c.mean()) <= 1e-14
@@ -45,7 +45,7 @@ def test_measures_are_what_they_say():
 
 def test_gradients_of_zero_have_no_direction_and_no_rank():
     kept, zero = History(), torch.zeros(4, 4)
-    settle([(kept, report(zero, torch.ones(4), YES, torch.zeros(()), ONE))], Fresh().weight)
+    settle([(kept, report(zero, solve(zero, torch.ones(4), 0.01), ONE))], Fresh().weight)
     settle([(kept, reported(torch.ones(4)))], Fresh().weight)
     assert kept.counted.tolist() == [2, 2, 2, 1, 1]
     assert kept.measures.effective_rank == 4
@@ -102,8 +102,7 @@ def test_many_layers_at_once_are_each_layer_alone(layers, policy):
     def drawn(size, dtype, valid):
         U = torch.randn(9, size, dtype=dtype)
         K = U.T @ U
-        c, _ = coefficients(K, damping(K, 0.01), torch.ones(size, dtype=dtype))
-        return report(K, c, torch.tensor(valid), damping(K, 0.01), ONE)
+        return report(K, solve(K, torch.ones(size, dtype=dtype), 0.01)._replace(valid=torch.tensor(valid)), ONE)
 
     batches = [[drawn(size, layer[0][1], valid) for size, _, valid in layer] for layer in layers]
     together, alone = [History() for _ in layers], [History() for _ in layers]

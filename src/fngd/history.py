@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fngd.coefficients import Solution
+
 
 class Report(NamedTuple):
     """What a layer knows of a batch when its gradient is due; of several layers, with one dimension more in front."""
@@ -34,20 +36,19 @@ class Report(NamedTuple):
     """The square of this turns numbers on the scale of K into numbers on the scale of the true gradients."""
 
 
-def report(K: Tensor, c: Tensor, valid: Tensor, damping: Tensor, unit: Tensor) -> Report:
+def report(K: Tensor, solution: Solution, unit: Tensor) -> Report:
     """What is to be kept of K.
 
     Args:
         K: The Gram matrix, (M, M).
-        c: The coefficients, (M,).
-        valid: Whether they could be derived.
-        damping: λ on the scale of K.
+        solution: The coefficients, with the norm of K and λ.
         unit: What the gradients have been divided by.
 
     Returns:
         The report.
     """
-    return Report(c, valid, K.sum(1), K @ c, K.trace(), torch.linalg.matrix_norm(K), damping, unit)
+    c, valid, norm, damping = solution
+    return Report(c, valid, K.sum(1), K @ c, K.trace(), norm, damping, unit)
 
 
 class Measures(NamedTuple):

@@ -269,7 +269,7 @@ class Layer:
             ) from error
         self.run.note(self._history, derived.report)
         if self.run.watch is not None:
-            self.run.watch(self.name, derived.K / torch.linalg.matrix_norm(derived.K))
+            self.run.watch(self.name, derived.K / derived.report.norm)
         return derived
 
     def _remember(self, key: Hashable, operation: Operation) -> Operation:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fngd.coefficients import coefficients, damping
+from fngd.coefficients import solve
 from fngd.gram import bias_gram, gram
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
@@ -53,13 +53,13 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
     scale = scale_of([use.z for use, _ in uses])
     K, at_hand = layer_gram(uses, scale, scratch, settings)
     unit = true_unit(scale, M, settings)
-    lam = damping(K, settings.alpha) if settings.damping is None else (settings.damping / unit**2).to(K.dtype)
-    c, valid = coefficients(K, lam, K.new_ones(M))
-    factors = c
+    given = None if settings.damping is None else (settings.damping / unit**2).to(K.dtype)
+    solution = solve(K, K.new_ones(M), settings.alpha, given)
+    factors = solution.c
     if settings.scale_by_damping:
-        true_lam = lam.double() * unit**2
-        factors = torch.where(valid & (true_lam > 0), c / true_lam, 1.0).to(c.dtype)
-    return Derived(report(K, c, valid, lam, unit), factors, K, at_hand)
+        lam = solution.damping.double() * unit**2
+        factors = torch.where(solution.valid & (lam > 0), factors / lam, 1.0).to(factors.dtype)
+    return Derived(report(K, solution, unit), factors, K, at_hand)
 
 
 def true_unit(scale: Tensor, M: int, settings: Settings) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fngd.coefficients import coefficients, damping
+from fngd.coefficients import solve
 from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
@@ -148,14 +148,14 @@ class Head(Layer):
         settings, M = self.run.settings, use.operation.samples.M
         scale = scale_of([use.z])
         K, _ = layer_gram([(use, label)], scale, self.run.scratch, settings)
-        lam = damping(K, settings.alpha)
-        c, valid = coefficients(K, lam, residuals(use, scale) if self.rhs == "residual" else K.new_ones(M))
-        mean = c.mean()
-        valid = valid & c.sum().isfinite() & (mean > least_mean(settings.alpha, M))
+        rhs = residuals(use, scale) if self.rhs == "residual" else K.new_ones(M)
+        solution = solve(K, rhs, settings.alpha)
+        c, mean = solution.c, solution.c.mean()
+        valid = solution.valid & c.sum().isfinite() & (mean > least_mean(settings.alpha, M))
         c = torch.where(valid, c / mean, 1.0)
-        self.run.note(self._history, report(K, c, valid, lam, true_unit(scale, M, settings)))
+        self.run.note(self._history, report(K, solution._replace(c=c, valid=valid), true_unit(scale, M, settings)))
         if self.run.watch is not None:
-            self.run.watch(self.name, K / torch.linalg.matrix_norm(K))
+            self.run.watch(self.name, K / solution.norm)
         return c
 
     def _object(self, message: str) -> None:
