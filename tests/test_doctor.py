@@ -44,8 +44,24 @@ def test_the_doctor_leaves_the_model_and_the_random_numbers_alone():
 def test_shapes_are_canonical():
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, stride=2), nn.Flatten(2), nn.Linear(4, 5))
     rows = fngd.doctor(model, torch.randn(8, 4, 5, 5)).rows
-    assert rows[0].shapes == (Shape(M=8, G=2, T=4, d_in=18, d_out=3, kernel=9, pixels=25, native=True),)
+    assert rows[0].shapes == (Shape(M=8, G=2, T=4, d_in=18, d_out=3, kernel=9, pixels=25, padded=25, native=True),)
     assert rows[1].shapes == (Shape(M=8, G=1, T=6, d_in=4, d_out=5),)
+
+
+def test_the_doctor_plans_with_the_budget_and_the_route_that_training_will_have():
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)), torch.randn(16, 8, 12, 12)
+    usual = fngd.doctor(model, x).rows[0].plans[0]
+    assert fngd.doctor(model, x, gram_route="pairwise").rows[0].plans[0].route == "pairwise" != usual.route
+    assert fngd.doctor(model, x, gram_budget=usual.bytes // 2).rows[0].bytes < usual.bytes
+    with pytest.raises(ValueError, match="gram_route"):
+        fngd.doctor(model, x, gram_route="quick")
+
+
+def test_the_doctor_sees_what_autocast_makes_of_inputs():
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fngd.doctor(model, x).rows[0].shapes[0].widened
+    assert not fngd.doctor(model, x).rows[0].shapes[0].widened
 
 
 def test_coverage_is_the_share_of_trained_parameters():

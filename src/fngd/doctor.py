@@ -22,9 +22,11 @@ from fngd.layers.registry import Finding, Place, survey
 from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
+from fngd.planner import BUDGET
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
 from fngd.uses import Use, shape_of
+from fngd.weighted import cast_as_autocast
 from fngd.wrappers import copied, unwrapped
 
 STOP = "training will stop here"
@@ -35,6 +37,8 @@ def doctor(
     *example_inputs: object,
     batch_dim: int = 0,
     exclude: Collection[str] = (),
+    gram_budget: int = BUDGET,
+    gram_route: str | None = None,
     **keyword_inputs: object,
 ) -> Diagnosis:
     """Say which modules FNGD would precondition, by which route and at what price, and why not the others.
@@ -44,6 +48,8 @@ def doctor(
         example_inputs: What the model is called with, a batch of at least two samples. Without it there are no shapes.
         batch_dim: The dimension of the model's inputs that counts the samples.
         exclude: Names of modules to leave alone, as for `FNGD`.
+        gram_budget: Bytes of scratch memory for one layer's Gram matrix, as for `FNGD`.
+        gram_route: A route to take wherever it is possible, as for `FNGD`.
         keyword_inputs: What the model is called with by name: `doctor(model, **batch)` for `model(**batch)`.
 
     Returns:
@@ -61,7 +67,8 @@ def doctor(
     inside = unwrapped(model)
     exclude = [inside.bare(name) for name in ([exclude] if isinstance(exclude, str) else exclude)]
     specimen = copied(inside.model).train()
-    run = Run(Settings(batch_dim=batch_dim), Fresh(), deriving=True)
+    settings = Settings(batch_dim=batch_dim, gram_budget=gram_budget, gram_route=gram_route)
+    run = Run(settings, Fresh(), deriving=True)
     findings = survey(specimen, exclude)
     layers = _attach(findings, run)
     attach_root(specimen, run)
@@ -73,7 +80,7 @@ def doctor(
     remarks = [remark for layer in dict.fromkeys(layers.values()) for remark in layer.remarks]
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
     warnings = (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_few(remarks))
-    heads, objection = _heads(specimen, call, run.settings, exclude) if runs else ((), "")
+    heads, objection = _heads(specimen, call, settings, exclude) if runs else ((), "")
     return Diagnosis(rows, _coverage(findings, rows), warnings, heads, objection)
 
 
@@ -119,9 +126,10 @@ class Recorder(Layer):
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
-        self.called = True
+        self.called, part = True, self.part(weight)
+        if torch.is_autocast_enabled(x.device.type):
+            x, weight, bias = cast_as_autocast(x, weight, bias)
         output = operation.forward(x, weight, bias)
-        part = self.part(weight)
         if part is not None and operation.samples.M:
             use = Use(operation, x.detach().to("meta"), output.detach().to("meta"), weight.detach())
             self.uses.setdefault(part, []).append(use)
@@ -163,7 +171,8 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
         return replace(row, reason="not called with these inputs")
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
     reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
-    plans = tuple(plan_of(uses) for uses in layer.uses.values())
+    budget, route = layer.run.settings.gram_budget, layer.run.settings.gram_route
+    plans = tuple(plan_of(uses, budget, route) for uses in layer.uses.values())
     return replace(row, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
 
 

@@ -213,7 +213,7 @@ class Convolution(Operation):
 
     def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
         """The padded input with its channels last, (n, *space, G, channels): a copy, and divided."""
-        space = [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
+        space = self.padded(x)
         shape = (len(x), *space, self.groups, x.shape[1] // self.groups)
         padded = scratch.take("read", shape, gram_dtype(x.dtype), x.device)
         if any(self.padding):
@@ -241,8 +241,11 @@ class Convolution(Operation):
 
     def shrinks(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the output has fewer entries than the input."""
-        padded = [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
-        return len(weight) * math.prod(self._positions(padded, weight.shape[2:])) < math.prod(x.shape[1:])
+        return len(weight) * math.prod(self._positions(self.padded(x), weight.shape[2:])) < math.prod(x.shape[1:])
+
+    def padded(self, x: Tensor) -> list[int]:
+        """The sides of an input's images with their padding."""
+        return [size + 2 * pad for size, pad in zip(x.shape[2:], self.padding, strict=True)]
 
     def _positions(self, padded: Sequence[int], kernel: Sequence[int]) -> list[int]:
         """The kernel's positions along each dimension of a padded input."""

@@ -55,6 +55,8 @@ class Shape(NamedTuple):
     """Positions of a convolution's kernel; 1 for a linear layer."""
     pixels: int = 0
     """A convolution's input pixels of a sample, S; 0 for a linear layer."""
+    padded: int = 0
+    """The same with its padding; 0 for a linear layer."""
     shifted: bool = False
     """Whether inner products of patches are sums of those of pixels: stride 1, one group, one use."""
     native: bool = False
@@ -122,10 +124,16 @@ def _second_product(shape: Shape) -> float:
     return 2 * G * M * T * d_in * d_out / (CONVOLVED if shape.kernel > 1 else GEMM)
 
 
+def _channels_last(shape: Shape, item: int) -> int:
+    """Bytes of a convolution's whole input, padded, with its channels last; a linear layer's is read as it is."""
+    return shape.G * shape.M * shape.padded * shape.d_in // shape.kernel * item
+
+
 def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
-    rows, gathered = G * M * T * item, 2 * G * M * T * d_in * item if shape.pixels else 0
-    held = gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
+    rows, read = G * M * T * item, _channels_last(shape, item)
+    gathered = (2 if G > 1 else 1) * rows * d_in if shape.pixels else 0  # groups come first in a second copy
+    held = read + gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
     row = max(1, 2 * G * T * M * T * item)
     wanted = max(M // 8, 128 // max(1, T), 1)  # rows of T positions: enough of them for a product to be quick
     block = min(M, wanted, max(1, (budget - held) // row))
@@ -158,8 +166,8 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
 
 def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
+    read = _channels_last(shape, item)
     channels, rows, entry = d_in // kernel, G * M * T * item, max(1, G * M * item)  # bytes of a feature, of u's entry
-    read = G * M * max(S, T) * channels * item if S else 0  # the whole input with its channels last
     seen = rows if S or shape.widened else 0  # patches are gathered; a linear layer's input is read as it is
     sent = rows if not S or shape.widened else 0  # a linear layer's z is divided by the scale
     room = max(budget - read, int((LITTLE - 1) * read))
