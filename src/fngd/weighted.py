@@ -15,7 +15,7 @@ parameters, is run by the autograd engine when no further use can come, and retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from fngd.operations import Convolution, Gradients, Needs, Operation
-from fngd.scratch import Scratch
+from fngd.operations import Convolution, Gradients, Needs, Operation, gram_dtype
+from fngd.scratch import KEPT_BYTES, Scratch
 from fngd.uses import Use
 
 
@@ -53,13 +53,46 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
         gx, gw, gb = operation.backward(z, x, weight, needs)
         c = c.flatten()
         return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
-    if 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel():
-        x = scratch.product(x, c)
-        gx, gw, _ = operation.backward(z, x, weight, (needs_x, True, False))
+    by_input = 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel()
+    if by_input and not in_blocks(operation, x, weight):
+        gx, gw, _ = operation.backward(z, scratch.product(x, c), weight, (needs_x, True, False))
         return gx, gw, weighted_bias(use, c) if needs_bias else None
     gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
-    z = scratch.product(z, c)
-    return gx, *operation.backward(z, x, weight, (False, True, needs_bias))[1:]
+    gw, gb = None, weighted_bias(use, c) if by_input and needs_bias else None
+    for block, own in _blocks(use, c, by_input=by_input):
+        if by_input:
+            part = operation.backward(block.z, scratch.product(block.x, own), weight, (False, True, False))
+        else:
+            part = operation.backward(scratch.product(block.z, own), block.x, weight, (False, True, needs_bias))
+        gw, gb = _added(gw, part[1]), _added(gb, part[2])
+    return gx, gw, gb
+
+
+def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
+    """Whether a few samples at a time are scaled: on a CPU, where a copy of all would be large and the weight is not.
+
+    A large copy is slow to come by, and has left the caches before it is read. Sums of half precision are not cut.
+    """
+    if torch.compiler.is_compiling() or scaled.device.type != "cpu" or scaled.dtype != gram_dtype(scaled.dtype):
+        return False
+    return operation.samples.axis == 0 and scaled.nbytes > KEPT_BYTES >= 4 * weight.nbytes
+
+
+def _blocks(use: Use, c: Tensor, *, by_input: bool) -> Iterator[tuple[Use, Tensor]]:
+    """The use with its coefficients, some samples at a time."""
+    operation, x, z, weight = use
+    scaled = x if by_input else z
+    if not in_blocks(operation, scaled, weight):
+        yield use, c
+        return
+    size = max(1, KEPT_BYTES * len(x) // scaled.nbytes)
+    parts = (t.split(size) for t in (x, z, c.expand(len(x), *c.shape[1:])))
+    for some_x, some_z, own in zip(*parts, strict=True):
+        yield Use(operation, some_x, some_z, weight), own
+
+
+def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    return total if part is None else part if total is None else total.add_(part)
 
 
 def weighted_bias(use: Use, c: Tensor) -> Tensor:
@@ -99,7 +132,7 @@ def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) 
     """
     if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
         return False
-    return c.numel() > 1 and not operation.shrinks(x, weight)
+    return c.numel() > 1 and not operation.shrinks(x, weight) and not in_blocks(operation, x, weight)
 
 
 _WHILE_TRACING = False

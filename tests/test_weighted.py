@@ -1,0 +1,61 @@
+"""The weighted backward in blocks of samples: what it returns, what it holds, and when it is taken."""
+
+import pytest
+import torch
+
+import fngd.weighted
+from fngd.operations import Convolution, Linear, Samples
+from fngd.scratch import Scratch
+from fngd.uses import Use
+from fngd.weighted import in_blocks, may_read_scaled, weighted_backward
+from reference import relative_error
+
+M = 7
+USES = {
+    "convolution": (Convolution(Samples(0, M), (1, 1), (1, 1), (1, 1)), (M, 2, 6, 6), (3, 2, 3, 3)),
+    "convolution that shrinks": (Convolution(Samples(0, M), (2, 2), (1, 1), (1, 1)), (M, 4, 9, 9), (2, 4, 3, 3)),
+    "two images a sample": (Convolution(Samples(0, M, 2), (1, 1), (0, 0), (1, 1)), (2 * M, 2, 6, 6), (3, 2, 3, 3)),
+    "linear": (Linear(Samples(0, M)), (M, 9, 3), (4, 3)),
+    "linear that shrinks": (Linear(Samples(0, M)), (M, 9, 4), (2, 4)),
+}
+
+
+def drawn(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    operation, x, weight = USES[name]
+    x, weight = torch.randn(x, dtype=dtype), torch.randn(weight, dtype=dtype)
+    c = operation.samples.spread(torch.rand(M, dtype=dtype) + 0.5, x.dim())
+    return Use(operation, x, torch.randn_like(operation.forward(x, weight, None)), weight), c
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", USES)
+def test_blocks_of_samples_add_up(name, bias, monkeypatch):
+    use, c = drawn(name)
+    operation, x, z, weight = use
+    gx, _, _ = operation.backward(z, x, weight, (True, False, False))
+    _, gw, gb = operation.backward(c * z, x, weight, (False, True, True))
+    limit = 4 * weight.nbytes
+    monkeypatch.setattr(fngd.weighted, "KEPT_BYTES", limit)
+    assert min(x.nbytes, z.nbytes) > limit
+    scratch = Scratch()
+    found = weighted_backward(use, c, (True, True, bias), scratch)
+    assert relative_error(found[0], gx) <= 1e-14
+    assert relative_error(found[1], gw) <= 1e-13
+    assert (found[2] is None) != bias
+    assert not bias or relative_error(found[2], gb) <= 1e-13
+    assert 0 < sum(buffer.nbytes for buffer in scratch.memory.buffers.values()) <= limit
+
+
+def test_blocks_are_for_large_inputs_on_a_cpu_with_small_weights():
+    operation = Convolution(Samples(0, 4), (1, 1), (1, 1), (1, 1))
+    small, large = torch.empty(4, 8, 2, 2, device="meta"), torch.empty(4, 8, 600, 600)
+    weight, wide = torch.empty(8, 8, 3, 3), torch.empty(8, 8, 300, 300)
+    assert in_blocks(operation, large, weight)
+    assert not in_blocks(operation, small, weight)
+    assert not in_blocks(operation, large.to("meta"), weight)
+    assert not in_blocks(operation, large.half(), weight)
+    assert not in_blocks(operation, large, wide)
+    assert not in_blocks(Linear(Samples(1, 8)), large, weight)
+    assert may_read_scaled(operation, small.new_empty(small.shape, device="cpu"), weight, torch.ones(4))
+    assert not may_read_scaled(operation, large, weight, torch.ones(4))
