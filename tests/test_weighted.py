@@ -1,13 +1,16 @@
 """The weighted backward in blocks of samples: what it returns, what it holds, and when it is taken."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import fngd.weighted
 from fngd.operations import Convolution, Linear, Samples
 from fngd.scratch import Scratch
 from fngd.uses import Use
-from fngd.weighted import in_blocks, may_read_scaled, weighted_backward
+from fngd.weighted import Weighted, in_blocks, may_read_scaled, weighted_backward
 from reference import relative_error
 
 M = 7
@@ -16,6 +19,8 @@ USES = {
     "convolution that shrinks": (Convolution(Samples(0, M), (2, 2), (1, 1), (1, 1)), (M, 4, 9, 9), (2, 4, 3, 3)),
     "two images a sample": (Convolution(Samples(0, M, 2), (1, 1), (0, 0), (1, 1)), (2 * M, 2, 6, 6), (3, 2, 3, 3)),
     "linear": (Linear(Samples(0, M)), (M, 9, 3), (4, 3)),
+    "linear that widens": (Linear(Samples(0, M)), (M, 9, 3), (8, 3)),
+    "linear, samples in turn": (Linear(Samples(0, M, 3, sample_major=False)), (3 * M, 9, 4), (4, 4)),
     "linear that shrinks": (Linear(Samples(0, M)), (M, 9, 4), (2, 4)),
 }
 
@@ -49,7 +54,7 @@ def test_blocks_of_samples_add_up(name, bias, monkeypatch):
 
 def test_blocks_are_for_large_inputs_on_a_cpu_with_small_weights():
     operation = Convolution(Samples(0, 4), (1, 1), (1, 1), (1, 1))
-    small, large = torch.empty(4, 8, 2, 2, device="meta"), torch.empty(4, 8, 600, 600)
+    small, large = torch.empty(4, 8, 2, 2), torch.empty(4, 8, 600, 600)
     weight, wide = torch.empty(8, 8, 3, 3), torch.empty(8, 8, 300, 300)
     assert in_blocks(operation, large, weight)
     assert not in_blocks(operation, small, weight)
@@ -57,5 +62,27 @@ def test_blocks_are_for_large_inputs_on_a_cpu_with_small_weights():
     assert not in_blocks(operation, large.half(), weight)
     assert not in_blocks(operation, large, wide)
     assert not in_blocks(Linear(Samples(1, 8)), large, weight)
-    assert may_read_scaled(operation, small.new_empty(small.shape, device="cpu"), weight, torch.ones(4))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not in_blocks(operation, large, weight)
+    assert may_read_scaled(operation, small, weight, torch.ones(4))
     assert not may_read_scaled(operation, large, weight, torch.ones(4))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_large_input_of_a_sharing_step_is_weighted_in_blocks(layout, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3, padding=1, bias=False, dtype=torch.float64).to(memory_format=layout)
+    plain, x = copy.deepcopy(model), torch.randn(M, 2, 6, 6, dtype=torch.float64).to(memory_format=layout)
+    optimizer = fngd.FNGD(model, lr=0.0, derive_steps=1)
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    monkeypatch.setattr(fngd.weighted, "KEPT_BYTES", 4 * model.weight.nbytes)
+    output = model(x)
+    assert type(output.grad_fn) is Weighted._backward_cls
+    output.pow(3).sum().backward()
+    c = optimizer.coefficients[""]
+    assert c.std() > 1e-4
+    (c @ plain(x).pow(3).sum((1, 2, 3))).backward()
+    assert relative_error(model.weight.grad, plain.weight.grad) <= 1e-13
+    assert model.weight.grad.stride() == plain.weight.grad.stride()

@@ -23,7 +23,7 @@ class Solution(NamedTuple):
     """The coefficients of one batch, with the numbers that they came from."""
 
     c: Tensor
-    """One for each sample, (M,); the right-hand side where they are not valid."""
+    """One for each sample, (M,); no coefficients where they are not valid."""
     valid: Tensor
     """Whether K is finite and could be factorised."""
     norm: Tensor
@@ -44,7 +44,7 @@ def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Tensor | None = None) -
         damping: A constant λ in place of the rule.
 
     Returns:
-        The coefficients.
+        The coefficients; the right-hand side in their place where they are not valid.
     """
     norm = torch.linalg.matrix_norm(K)
     lam = alpha * norm if damping is None else damping

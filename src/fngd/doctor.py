@@ -131,7 +131,7 @@ class Recorder(Layer):
             x, weight, bias = cast_as_autocast(x, weight, bias)
         output = operation.forward(x, weight, bias)
         if part is not None and operation.samples.M:
-            use = Use(operation, x.detach().to("meta"), output.detach().to("meta"), weight.detach())
+            use = Use(operation, *(t.detach().to("meta") for t in (x, output, weight)))
             self.uses.setdefault(part, []).append(use)
         if operation.samples.repeats > 1:
             self.remarks.append(self._folding(operation.samples))

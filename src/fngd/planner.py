@@ -132,13 +132,13 @@ def _channels_last(shape: Shape, item: int) -> int:
 def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     rows, read = G * M * T * item, _channels_last(shape, item)
-    gathered = (2 if G > 1 else 1) * rows * d_in if shape.pixels else 0  # groups come first in a second copy
+    gathered = 2 * rows * d_in if shape.pixels else 0  # groups, and several uses, are put in order in a second copy
     held = read + gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
     row = max(1, 2 * G * T * M * T * item)
     wanted = max(M // 8, 128 // max(1, T), 1)  # rows of T positions: enough of them for a product to be quick
     block = min(M, wanted, max(1, (budget - held) // row))
     flops = G * M * (M + block) * T**2 * (d_in + d_out)
-    seconds = (gathered + held) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
+    seconds = read / TURNED + (held - read) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
     return Plan("pairwise", block, flops, held + block * row, seconds + _second_product(shape))
 
 
@@ -146,7 +146,7 @@ def _pixels(shape: Shape, item: int) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
     channels, block = d_in // kernel, 1
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
-    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + 3 * T)) * item
+    held = (M * (S * channels + T * d_out) + M**2 * S**2 + max(3 * M**2 * T, M * T * d_out)) * item
     seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 / 2 * item / VISITED
     return Plan("pixels", block, flops, held, seconds + _second_product(shape))
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 KEPT_BYTES = 8 << 20
-"""What a buffer may hold on to between two sharing steps."""
+"""What a buffer may hold on to between two sharing steps; what such steps scale in blocks fits into it."""
 MOST_VIEWS = 1024
 """Shapes to keep in mind: inputs may come in any number of them."""
 

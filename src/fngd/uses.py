@@ -50,8 +50,9 @@ def shape_of(uses: Sequence[Use]) -> Shape:
     shape = shape._replace(widened=x.dtype != gram_dtype(x.dtype))
     if not isinstance(operation, Convolution):
         return shape
-    pixels = sum(use.x.numel() for use in uses) // max(1, M * x.shape[1])
-    padded = sum(len(use.x) * math.prod(operation.padded(use.x)) for use in uses) // max(1, M)
+    convolved = [(use.operation, use.x) for use in uses if isinstance(use.operation, Convolution)]
+    pixels = sum(images.numel() for _, images in convolved) // max(1, M * x.shape[1])
+    padded = sum(len(images) * math.prod(own.padded(images)) for own, images in convolved) // max(1, M)
     shape = shape._replace(pixels=pixels, padded=padded)
     if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
         return shape

@@ -1,8 +1,8 @@
 r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
 
 `weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
-itself would call: O(MD) extra work (`\cref{tab:time}`). Two autograd functions put it into the graph. Both leave the
-forward and the input gradient as torch computes them.
+itself would call: O(MD) extra work (`\cref{tab:time}`); on a CPU, large ones a few samples at a time. Two autograd
+functions put it into the graph. Both leave the forward and the input gradient as torch computes them.
 
 `Weighted` is for known coefficients: each use of a weight is on its own. Where it would scale the input of a
 convolution, torch's own node can do it (`reads_scaled`): no Python function stands around it then, which for small
@@ -15,7 +15,8 @@ parameters, is run by the autograd engine when no further use can come, and retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,7 +34,8 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
     """The gradient of the input as it is, and Σ_m c_m u_m for the weight and the bias.
 
     The samples of whichever is smallest are scaled: of x, which leaves the input's gradient alone and so takes one
-    call of torch's kernel; of z, which takes two; or the sum itself, if all samples have the same coefficient.
+    call of torch's kernel; of z, which takes two; or the sum itself, if all samples have the same coefficient. What is
+    large is scaled in blocks, and takes a call for each of them.
 
     Args:
         use: The operation with its input, output gradient and weight.
@@ -54,18 +56,14 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
         c = c.flatten()
         return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
     by_input = 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel()
-    if by_input and not in_blocks(operation, x, weight):
+    blocks = in_blocks(operation, x if by_input else z, weight)
+    if by_input and not blocks:
         gx, gw, _ = operation.backward(z, scratch.product(x, c), weight, (needs_x, True, False))
         return gx, gw, weighted_bias(use, c) if needs_bias else None
     gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
-    gw, gb = None, weighted_bias(use, c) if by_input and needs_bias else None
-    for block, own in _blocks(use, c, by_input=by_input):
-        if by_input:
-            part = operation.backward(block.z, scratch.product(block.x, own), weight, (False, True, False))
-        else:
-            part = operation.backward(scratch.product(block.z, own), block.x, weight, (False, True, needs_bias))
-        gw, gb = _added(gw, part[1]), _added(gb, part[2])
-    return gx, gw, gb
+    if blocks:
+        return gx, _weight_in_blocks(use, c, scratch, by_input=by_input), weighted_bias(use, c) if needs_bias else None
+    return gx, *operation.backward(scratch.product(z, c), x, weight, (False, True, needs_bias))[1:]
 
 
 def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
@@ -73,26 +71,23 @@ def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
 
     A large copy is slow to come by, and has left the caches before it is read. Sums of half precision are not cut.
     """
-    if torch.compiler.is_compiling() or scaled.device.type != "cpu" or scaled.dtype != gram_dtype(scaled.dtype):
+    if torch.compiler.is_compiling() or scaled.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    return operation.samples.axis == 0 and scaled.nbytes > KEPT_BYTES >= 4 * weight.nbytes
+    whole = scaled.dtype == gram_dtype(scaled.dtype) and operation.samples.axis == 0
+    return whole and scaled.nbytes > KEPT_BYTES >= 4 * weight.nbytes
 
 
-def _blocks(use: Use, c: Tensor, *, by_input: bool) -> Iterator[tuple[Use, Tensor]]:
-    """The use with its coefficients, some samples at a time."""
+def _weight_in_blocks(use: Use, c: Tensor, scratch: Scratch, *, by_input: bool) -> Tensor:
+    """Σ_m c_m u_m for the weight, over blocks of samples of about the same size."""
     operation, x, z, weight = use
-    scaled = x if by_input else z
-    if not in_blocks(operation, scaled, weight):
-        yield use, c
-        return
-    size = max(1, KEPT_BYTES * len(x) // scaled.nbytes)
-    parts = (t.split(size) for t in (x, z, c.expand(len(x), *c.shape[1:])))
-    for some_x, some_z, own in zip(*parts, strict=True):
-        yield Use(operation, some_x, some_z, weight), own
-
-
-def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    return total if part is None else part if total is None else total.add_(part)
+    most = max(1, KEPT_BYTES * len(x) // (x if by_input else z).nbytes)
+    size, total = math.ceil(len(x) / math.ceil(len(x) / most)), torch.zeros_like(weight)
+    for seen, sent, own in zip(*(t.split(size) for t in (x, z, c)), strict=True):
+        rows = (sent, scratch.product(seen, own)) if by_input else (scratch.product(sent, own), seen)
+        _, gw, _ = operation.backward(rows[0], rows[1], weight, (False, True, False))
+        assert gw is not None
+        total += gw
+    return total
 
 
 def weighted_bias(use: Use, c: Tensor) -> Tensor:
@@ -128,7 +123,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
     """Whether torch's own node can weight such a use, by reading a scaled input.
 
-    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work.
+    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks are.
     """
     if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
         return False
