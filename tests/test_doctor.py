@@ -32,6 +32,16 @@ def test_the_doctor_names_the_modules_the_optimizer_attaches(name):
     assert all(shape.M == 5 for row in diagnosis.rows for shape in row.shapes)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_doctor_says_the_same_of_a_model_without_memory(name):
+    case = CASES[name]
+    model, inputs, _ = case.data()
+    said = fngd.doctor(model, *inputs, batch_dim=case.batch_dim)
+    with torch.device("meta"):
+        model, inputs = case.build().double(), [x.to("meta") for x in inputs]
+        assert fngd.doctor(model, *inputs, batch_dim=case.batch_dim) == said
+
+
 def test_the_doctor_leaves_the_model_and_the_random_numbers_alone():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()

@@ -1,7 +1,8 @@
 """What would be preconditioned, how, and why not: known before a training run is started.
 
 `doctor` runs one forward pass of a copy of the model, so that shapes, and with them the route and price of every Gram
-matrix, are those of real inputs. The model itself is not touched.
+matrix, are those of real inputs. The model itself is not touched. A model and inputs on the meta device do as well:
+nothing is computed then, however large they are.
 """
 
 from __future__ import annotations
@@ -127,8 +128,7 @@ class Recorder(Layer):
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
         self.called, part = True, self.part(weight)
-        if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = cast_as_autocast(x, weight, bias)
+        x, weight, bias = cast_as_autocast(x, weight, bias)
         output = operation.forward(x, weight, bias)
         if part is not None and operation.samples.M:
             use = Use(operation, *(t.detach().to("meta") for t in (x, output, weight)))

@@ -257,6 +257,7 @@ def test_the_doctor_prints_what_the_library_says(capsys, monkeypatch):
 
     monkeypatch.setattr(fngd, "doctor", lambda model, *inputs: f"{type(model).__name__} {inputs[0].shape[0]}")
     assert run(capsys, "doctor", "small-cnn", "--batch", 3) == (0, "Sequential 3\n", "")
+    assert run(capsys, "doctor", "small-cnn") == (0, "Sequential 64\n", "")
 
 
 def test_the_command_runs_as_a_module():

@@ -202,8 +202,7 @@ class Layer:
             return operation.forward(x, weight, bias)
         token, notes = self._noted()
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-        if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = cast_as_autocast(x, weight, bias)
+        x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
         return output
 

@@ -105,8 +105,7 @@ def use(operation: tuple[Any, ...], token: Tensor, x: Tensor, weight: Tensor, bi
     held = (weight, bias)
     notes = token.grad_fn.notes  # type: ignore[union-attr]
     weight, bias = weight.detach(), None if bias is None else bias.detach()
-    if torch.is_autocast_enabled(x.device.type):
-        x, weight, bias = cast_as_autocast(x, weight, bias)
+    x, weight, bias = cast_as_autocast(x, weight, bias)
     output: Tensor = Deriving.apply(Static(*operation).on(x), notes, held, x, token, weight, bias)  # type: ignore[no-untyped-call]
     return output
 

@@ -82,8 +82,7 @@ class Head(Layer):
                     "pass, so that its Gram matrix is not known before the first of its gradients is passed on"
                 )
             self.run.used.add(self)
-        if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = cast_as_autocast(x, weight, bias)
+        x, weight, bias = cast_as_autocast(x, weight, bias)
         if torch.compiler.is_dynamo_compiling():
             return scaling(self.number, compiled.static(operation), x, weight, bias)
         output: Tensor = Scaling.apply(operation, self, x, weight, bias)  # type: ignore[no-untyped-call]

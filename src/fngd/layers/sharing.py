@@ -65,8 +65,7 @@ class Sharing:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         if by_node and bias is None and weight.requires_grad and saving_is_free():
             return reads_scaled(operation.forward(x, weight, None), c, scratch)
-        if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias = cast_as_autocast(x, weight, bias)
+        x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 

@@ -11,7 +11,7 @@ from fngd_bench.cli.options import MODELS
 
 def doctor(
     model: Annotated[str, typer.Argument(help=f"{MODELS}.")],
-    batch: Annotated[int, typer.Option(help="Samples of the example batch, at least 2.")] = 2,
+    batch: Annotated[int | None, typer.Option(help="Samples of a batch; by default 128, 64 for transformer.")] = None,
 ) -> None:
     """Say which layers of a model FNGD would precondition, which not, and why.
 
@@ -22,6 +22,7 @@ def doctor(
     import fngd
     from fngd_bench.price import race, steps
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.device("meta"):  # shapes say it all: nothing is computed
         begin = race.start(steps.resolve(model, ("sgd",), steps=1, batch=batch))
-    typer.echo(str(fngd.doctor(begin.model, *begin.batch.inputs)))
+        diagnosis = fngd.doctor(begin.model, *begin.batch.inputs)
+    typer.echo(str(diagnosis))
