@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, Tex
 from rich.progress import Progress as Progressbar
 from rich.table import Column, Table
 
-from fngd_bench.price.prices import Price, disturbance
+from fngd_bench.price.prices import Price
 from fngd_bench.price.record import StepRecord
 from fngd_bench.runs.best import Best
 from fngd_bench.runs.progress import Progress
@@ -163,7 +163,7 @@ def print_steps(record: StepRecord, rows: Sequence[Price]) -> None:
         times = (f"{price.median_ms:.1f}", f"{price.mean_ms:.1f}", price.time.text())
         table.add_row(price.method, *times, peak, memory)
     show(table)
-    if (sentence := disturbance(record)) is not None:
+    if (sentence := record.surroundings.disturbance(record.settings.subject)) is not None:
         Console().print(sentence, markup=False, highlight=False)
 
 

@@ -4,6 +4,7 @@ import pytest
 from origin import ORIGIN
 
 from fngd_bench.price.record import ImportRecord, Measured, StepRecord, StepSettings
+from fngd_bench.price.surroundings import Surroundings
 
 
 @pytest.fixture
@@ -33,7 +34,13 @@ def make_record():
             memory_runs=3,
             seed=0,
         )
-        return StepRecord(settings=settings, parameters=464154, measured=measured, other_cores=0.0, provenance=ORIGIN)
+        return StepRecord(
+            settings=settings,
+            parameters=464154,
+            measured=measured,
+            surroundings=Surroundings(other_cores=0.0),
+            provenance=ORIGIN,
+        )
 
     return make
 

@@ -3,6 +3,7 @@
 from origin import ORIGIN
 
 from fngd_bench.price.scaling_record import Measurement, PartTimes, Point, ScalingRecord, ScalingSettings
+from fngd_bench.price.surroundings import Surroundings
 
 SIZES = (16, 32, 64, 128, 256, 512)
 METHODS = ("sgd", "fngd-share", "kfac")
@@ -48,4 +49,6 @@ def made_record(
         peaks=peak is not None,
         seed=0,
     )
-    return ScalingRecord(settings=settings, measured=measured, other_cores=others, provenance=ORIGIN)
+    return ScalingRecord(
+        settings=settings, measured=measured, surroundings=Surroundings(other_cores=others), provenance=ORIGIN
+    )

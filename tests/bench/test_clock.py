@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from fngd_bench import clock
-from fngd_bench.price.neighbours import Reading, busy_ticks, other_cores
+from fngd_bench.price.neighbours import Reading, Watch, other_cores, ticks
 from fngd_bench.price.ratios import Ratio, paired_ratio, rank
+from fngd_bench.price.surroundings import Surroundings
 
 
 def test_collection_is_off_inside_a_section_and_back_afterwards():
@@ -83,14 +84,54 @@ def test_what_cannot_be_paired_is_refused(values, reference, period):
 
 
 def test_other_processes_are_what_this_one_did_not_use():
-    before, after = Reading(wall=10.0, busy=100.0, own=5.0), Reading(wall=20.0, busy=118.0, own=14.0)
+    before, after = Reading(10.0, busy=100.0, own=5.0, stolen=0.0), Reading(20.0, busy=118.0, own=14.0, stolen=9.0)
     assert other_cores(before, after) == pytest.approx(0.9)
     assert other_cores(before, before._replace(wall=11.0, own=5.2)) == 0.0  # ticks are coarse: never below nothing
     assert other_cores(None, after) is None
 
 
-def test_busy_ticks_leave_out_idling_and_count_guests_once():
-    assert busy_ticks("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 9 9 9 9") == 1 + 2 + 4 + 8 + 16 + 32
+def test_busy_ticks_leave_out_idling_and_what_was_stolen_and_count_guests_once():
+    assert ticks("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 9 9 9 9") == (1 + 2 + 4 + 8 + 16, 32)
+
+
+def watched(takes, count):
+    """What is kept of runs from which a host takes these shares of two cores, and what is said of it."""
+    wall, stolen = 0.0, 0.0
+
+    def run(number):
+        nonlocal wall, stolen
+        wall, stolen = wall + 1, stolen + 2 * takes[number]
+        return number
+
+    watch = Watch(lambda: Reading(wall=wall, busy=0.0, own=0.0, stolen=stolen), cores=2)
+    return watch.calm(run, count), watch.seen()
+
+
+def test_runs_that_the_host_left_alone_are_kept_and_others_run_again():
+    kept, seen = watched([0, 0.01, 0.015], 3)
+    assert kept == [0, 1, 2]
+    assert (seen.dropped, seen.stolen) == (0, pytest.approx(0.025 / 3))
+    kept, seen = watched([0, 0.3, 0.01, 0.015, 0.015], 4)
+    assert kept == [0, 2, 3, 4]
+    assert (seen.dropped, seen.stolen) == (1, pytest.approx(0.01))
+
+
+def test_where_the_host_never_rests_the_runs_it_disturbed_least_are_kept_in_their_order():
+    kept, seen = watched([0.5, 0.1, 0.3, 0.2, 0.01, 0.4], 3)
+    assert kept == [1, 3, 4]
+    assert (seen.dropped, seen.stolen) == (3, pytest.approx(0.31 / 3))
+
+
+def test_where_the_system_counts_nothing_every_run_is_kept():
+    watch = Watch(lambda: None)
+    assert watch.calm(lambda number: number, 3) == [0, 1, 2]
+    assert watch.seen() == Surroundings()
+
+
+def test_this_machine_can_be_watched():
+    watch = Watch()
+    assert len(watch.calm(lambda number: number, 1)) == 1
+    assert watch.seen().dropped in (0, 1)
 
 
 def test_few_rounds_are_marked():

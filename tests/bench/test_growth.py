@@ -115,9 +115,9 @@ def test_the_answer_names_the_axes_on_which_it_grows_faster():
 
 
 def test_a_busy_machine_is_told_of():
-    assert growth.disturbance(made_record()) is None
-    assert growth.disturbance(made_record(others=None)) is None
-    assert "0.7 cores" in growth.disturbance(made_record(others=0.7))
+    assert made_record().surroundings.disturbance("Growth") is None
+    assert made_record(others=None).surroundings.disturbance("Growth") is None
+    assert "0.7 cores" in made_record(others=0.7).surroundings.disturbance("Growth")
 
 
 def test_kinds_of_step_are_counted_by_how_often_they_come():

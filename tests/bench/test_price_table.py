@@ -12,6 +12,7 @@ from fngd_bench.files import check_writable, write_text
 from fngd_bench.price import table as price_table
 from fngd_bench.price.prices import prices
 from fngd_bench.price.record import read, write
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.price.table import BEGIN, END, insert, table
 
 
@@ -72,9 +73,13 @@ def test_a_changed_source_is_named(make_record):
 
 
 def test_times_of_a_busy_machine_are_marked(make_record):
-    assert "busy" not in table([make_record(), replace(make_record(), other_cores=None)])
-    assert "resnet32 was timed while other processes kept 1.9 cores busy" in table(
-        [replace(make_record(), other_cores=1.9)]
+    def told(**found):
+        return table([replace(make_record(), surroundings=Surroundings(**found))])
+
+    assert "was timed" not in told(other_cores=0.1, stolen=0.02, dropped=7) + told()
+    assert "resnet32 was timed while other processes kept 1.9 cores busy" in told(other_cores=1.9)
+    assert "resnet32 was timed on a virtual machine from which its host took 6 % of the cores' time" in told(
+        stolen=0.06
     )
 
 

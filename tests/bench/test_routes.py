@@ -21,6 +21,7 @@ from fngd_bench.errors import InputError
 from fngd_bench.price import choices, routes
 from fngd_bench.price.record import read, write
 from fngd_bench.price.routes_record import RoutesRecord, RouteTimes, ShapeTimes
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.price.uses import weights_by_shape
 from fngd_bench.report.routes import terminal_table
 
@@ -176,7 +177,7 @@ def made(shape, count, chosen, **milliseconds):
 
 
 def made_record(*rows):
-    return RoutesRecord(settings=settings(), measured=rows, other_cores=0.0, provenance=ORIGIN)
+    return RoutesRecord(settings=settings(), measured=rows, surroundings=Surroundings(), provenance=ORIGIN)
 
 
 GOOD = made("2 × 1 × 3 → 4", 3, "pairwise", pairwise=10.9, materialised=10.0)

@@ -11,6 +11,7 @@ from fngd_bench.errors import InputError
 from fngd_bench.models.stack import stack
 from fngd_bench.price import kinds, peak, scaling, subjects
 from fngd_bench.price.methods import METHODS
+from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import read, write
 from fngd_bench.price.runner import Runner, tensor_bytes
 from fngd_bench.price.scaling_record import AXES, Point
@@ -229,10 +230,10 @@ def test_a_killed_process_is_told_of(monkeypatch):
 
 def test_a_quick_step_is_timed_more_often_than_a_slow_one(monkeypatch):
     monkeypatch.setattr(scaling, "MOST_ROUNDS", 4)
-    monkeypatch.setattr(scaling, "_round", lambda runners, _batch, _order: [10.0 * len(runners)])
-    assert len(scaling._interleave([runner(kinds.kinds("sgd")[0])[0]], (None,), wanted(), None, quiet)[0]) == 1
-    monkeypatch.setattr(scaling, "_round", lambda runners, _batch, _order: [1e-3 * len(runners)])
-    assert len(scaling._interleave([runner(kinds.kinds("sgd")[0])[0]], (None,), wanted(), None, quiet)[0]) == 4
+    bench = scaling._Bench(wanted(), None, Watch(lambda: None), quiet)
+    for seconds, rounds in ((10.0, 1), (1e-3, 4)):
+        monkeypatch.setattr(scaling, "_round", lambda runners, _batch, _order, own=seconds: [own * len(runners)])
+        assert len(scaling._interleave([runner(kinds.kinds("sgd")[0])[0]], (None,), bench, "here")[0]) == rounds
 
 
 def test_the_order_changes_from_round_to_round():

@@ -13,7 +13,9 @@ from fngd_bench.composite import preconditioner
 from fngd_bench.errors import InputError
 from fngd_bench.price import imports, memory, race, steps
 from fngd_bench.price.methods import METHODS, parse
+from fngd_bench.price.neighbours import Reading, Watch
 from fngd_bench.price.record import read, write
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.price.table import table
 
 
@@ -28,6 +30,11 @@ def small_compiled(methods):
 
 def quiet(_name):
     pass
+
+
+def undisturbed():
+    """Where nothing is known of a host, every round counts."""
+    return Watch(lambda: None)
 
 
 def test_methods_keep_their_order_and_sgd_is_always_there():
@@ -77,7 +84,7 @@ def test_every_method_steps_and_is_in_its_phase_when_the_clock_starts(name, monk
         begin = race.start(wanted)
         (racer,) = race.racers([METHODS[name]], begin)
         before = [parameter.clone() for parameter in racer.model.parameters()]
-        times = race.interleave([racer], wanted, quiet)
+        times = race.interleave([racer], wanted, quiet, undisturbed())
     assert len(times[0]) == 3
     assert all(not torch.equal(a, b) for a, b in zip(before, racer.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, begin.model.parameters(), strict=True))
@@ -87,7 +94,7 @@ def test_every_method_steps_and_is_in_its_phase_when_the_clock_starts(name, monk
 def test_a_sharing_method_is_not_timed_while_it_derives():
     wanted = replace(small("fngd-share"), warmup=1)
     with torch.random.fork_rng(), pytest.raises(RuntimeError, match="still derives"):
-        race.interleave(race.racers([METHODS["fngd-share"]], race.start(wanted)), wanted, quiet)
+        race.interleave(race.racers([METHODS["fngd-share"]], race.start(wanted)), wanted, quiet, undisturbed())
 
 
 def test_the_order_changes_from_round_to_round_and_repeats_with_the_seed(monkeypatch):
@@ -100,12 +107,38 @@ def test_the_order_changes_from_round_to_round_and_repeats_with_the_seed(monkeyp
     def order(seed):
         log = []
         wanted = replace(small(seed=seed), steps=20, warmup=0)
-        race.interleave([Recorder(name, log) for name in "abc"], wanted, quiet)
+        race.interleave([Recorder(name, log) for name in "abc"], wanted, quiet, undisturbed())
         return ["".join(log[i : i + 3]) for i in range(0, 60, 3)]
 
     assert all(sorted(each) == ["a", "b", "c"] for each in order(0))
     assert len(set(order(0))) > 3
     assert order(0) == order(0) != order(1)
+
+
+def test_periods_that_the_host_disturbed_are_run_again_as_a_whole(monkeypatch):
+    monkeypatch.setattr(race.gc, "collect", lambda: 0)
+    taken, now = iter([0.0, 0.5, 0.0]), [0.0, 0.0]
+
+    def host():
+        return Reading(wall=now[0], busy=0.0, own=0.0, stolen=now[1])
+
+    class Runner:
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            if self.steps % 10 == 0:
+                now[:] = now[0] + 1, now[1] + next(taken)
+
+        def check_phase(self):
+            pass
+
+    runner, names = Runner(), []
+    wanted = replace(small("fngd-refreshed", 20), warmup=0)
+    times = race.interleave([runner], wanted, names.append, watch := Watch(host, cores=2))
+    assert runner.steps == 30
+    assert len(times[0]) == len(names) == 20
+    assert watch.seen() == Surroundings(other_cores=0.0, stolen=0.0, dropped=10)
 
 
 def test_the_start_depends_on_the_seed_alone():
@@ -119,7 +152,7 @@ def test_a_memory_run_shares_from_its_first_step():
     wanted = small("fngd-share", 1)
     with torch.random.fork_rng():
         (racer,) = race.racers([METHODS["fngd-share"]], race.start(wanted))
-        race.interleave([racer], wanted, quiet)
+        race.interleave([racer], wanted, quiet, undisturbed())
         fresh = race.Racer(METHODS["fngd-share"], *race.start(wanted))
     assert fresh.optimizer.phase == "derive"
     fresh.take(racer.coefficients())

@@ -80,7 +80,7 @@ def bench_scaling(
     Example: `fngd bench scaling --subject layer --axis batch,width --json scaling.json --out scaling.html`
     """
     from fngd_bench import console, files
-    from fngd_bench.price import growth, record, verdict
+    from fngd_bench.price import record, verdict
     from fngd_bench.report import scaling as scaling_report
 
     for path in (json, out):
@@ -100,7 +100,8 @@ def bench_scaling(
         record.write(result, json)
     console.show(scaling_report.terminal_table(result))
     found = verdict.verdicts(result)
-    for sentence in (*(each.sentence for each in found), verdict.answer(found), growth.disturbance(result)):
+    disturbance = result.surroundings.disturbance("Growth")
+    for sentence in (*(each.sentence for each in found), verdict.answer(found), disturbance):
         if sentence is not None:
             typer.echo(sentence)
     if out is not None:
@@ -126,7 +127,6 @@ def bench_routes(
     from fngd_bench import console, files
     from fngd_bench.price import choices, record
     from fngd_bench.price import routes as routes_bench
-    from fngd_bench.price.prices import busy
     from fngd_bench.report import routes as routes_report
 
     wanted = routes_bench.resolve(model, rounds=rounds, batch=batch, budget=budget, seed=seed)
@@ -138,7 +138,7 @@ def bench_routes(
     if json is not None:
         record.write(result, json)
     console.show(routes_report.terminal_table(result))
-    for sentence in (choices.answer(choices.choices(result)), busy(model, result.other_cores)):
+    for sentence in (choices.answer(choices.choices(result)), result.surroundings.disturbance(model)):
         if sentence is not None:
             typer.echo(sentence)
 

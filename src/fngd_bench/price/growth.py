@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fngd_bench.price.power import Power, fit
-from fngd_bench.price.prices import busy
 from fngd_bench.price.record import REFERENCE
 from fngd_bench.price.scaling_record import Measurement, ScalingRecord
 
@@ -181,15 +180,3 @@ def _error(values: Sequence[float]) -> float:
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return math.sqrt(math.pi / 2) * spread / math.sqrt(len(values))
-
-
-def disturbance(record: ScalingRecord) -> str | None:
-    """What to say of a record that was measured on a busy machine; None for a quiet one.
-
-    Args:
-        record: The record.
-
-    Returns:
-        A sentence.
-    """
-    return busy("Growth", record.other_cores)

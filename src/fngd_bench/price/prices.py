@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from fngd_bench.price.ratios import Ratio, paired_ratio
 from fngd_bench.price.record import REFERENCE, ImportRecord, Measured, StepRecord
 
-QUIET = 0.1
-"""Cores that other processes may keep busy before a record is called disturbed."""
-
 
 @dataclass(frozen=True)
 class Price:
@@ -48,36 +45,6 @@ def _price(row: Measured, reference: Measured) -> Price:
         time=paired_ratio(row.seconds, reference.seconds, row.period),
         peak_mib=statistics.median(row.peak_bytes) / 2**20 if row.peak_bytes else None,
         memory=paired_ratio(row.peak_bytes, reference.peak_bytes) if row.peak_bytes else None,
-    )
-
-
-def disturbance(record: StepRecord) -> str | None:
-    """What to say of a record that was measured on a busy machine; None for a quiet one.
-
-    Args:
-        record: The record.
-
-    Returns:
-        A sentence.
-    """
-    return busy(record.settings.subject, record.other_cores)
-
-
-def busy(what: str, other_cores: float | None) -> str | None:
-    """What to say of times that were taken while other processes worked; None on a quiet machine.
-
-    Args:
-        what: Was timed.
-        other_cores: Cores that others kept busy; None where the system does not say.
-
-    Returns:
-        A sentence.
-    """
-    if other_cores is None or other_cores <= QUIET:
-        return None
-    return (
-        f"{what} was timed while other processes kept {other_cores:.1f} cores busy: do not rely on its times, measure "
-        "again on a quiet machine."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,8 @@ from torch import nn
 from fngd_bench import clock, models, optimizers
 from fngd_bench.models import Images
 from fngd_bench.price.batches import Batch, loss, synthetic
-from fngd_bench.price.methods import Method, check_sharing
+from fngd_bench.price.methods import METHODS, Method, check_sharing
+from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import StepSettings
 
 Advance = Callable[[str], None]
@@ -126,13 +128,14 @@ def room_for_graphs(wanted: StepSettings) -> AbstractContextManager[Any]:
     return room
 
 
-def interleave(runners: Sequence[Racer], wanted: StepSettings, advance: Advance) -> list[list[float]]:
-    """Run the warm-up and the timed rounds.
+def interleave(runners: Sequence[Racer], wanted: StepSettings, advance: Advance, watch: Watch) -> list[list[float]]:
+    """Run the warm-up and the timed rounds, again where the host disturbed them; whole periods of all methods.
 
     Args:
         runners: The racers.
         wanted: Resolved settings.
         advance: Told of each round when it is done.
+        watch: Says which rounds count.
 
     Returns:
         Seconds of each step: a list for each racer.
@@ -143,12 +146,18 @@ def interleave(runners: Sequence[Racer], wanted: StepSettings, advance: Advance)
         advance(f"warm-up {number + 1}/{wanted.warmup}")
     for runner in runners:
         runner.check_phase()
-    times: list[list[float]] = [[] for _ in runners]
-    for number in range(wanted.steps):
-        for column, elapsed in enumerate(_round(runners, order)):
-            times[column].append(elapsed)
-        advance(f"round {number + 1}/{wanted.steps}")
-    return times
+    period = math.lcm(*(METHODS[name].period for name in wanted.methods))
+
+    def block(before: int) -> list[list[float]]:
+        rounds = []
+        for number in range(before * period, (before + 1) * period):
+            rounds.append(_round(runners, order))
+            if number < wanted.steps:  # those that are run again are not reported twice
+                advance(f"round {number + 1}/{wanted.steps}")
+        return rounds
+
+    kept = watch.calm(block, wanted.steps // period, period)
+    return [list(times) for times in zip(*(seconds for rounds in kept for seconds in rounds), strict=True)]
 
 
 def _round(runners: Sequence[Racer], order: np.random.Generator) -> list[float]:

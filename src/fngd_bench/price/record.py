@@ -15,11 +15,12 @@ from fngd_bench.errors import InputError
 from fngd_bench.files import read_text, write_text
 from fngd_bench.price.routes_record import RoutesRecord, read_routes
 from fngd_bench.price.scaling_record import ScalingRecord, read_scaling
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.provenance import Provenance
 
 REFERENCE = "sgd"
 """Ratios are to this method: fused SGD with momentum."""
-SCHEMA = 1
+SCHEMA = 2
 """Goes up when a field changes its meaning."""
 
 
@@ -73,8 +74,7 @@ class StepRecord:
     settings: StepSettings
     parameters: int
     measured: tuple[Measured, ...]
-    other_cores: float | None
-    """Cores that other processes kept busy while the clock ran; None where the system does not say."""
+    surroundings: Surroundings
     provenance: Provenance
 
     def __post_init__(self) -> None:
@@ -178,7 +178,11 @@ def _step(content: dict[str, Any]) -> StepRecord:
     settings = content.pop("settings")
     settings = StepSettings(**{**settings, "methods": tuple(settings["methods"])})
     return StepRecord(
-        settings=settings, measured=measured, provenance=Provenance(**content.pop("provenance")), **content
+        settings=settings,
+        measured=measured,
+        surroundings=Surroundings(**content.pop("surroundings")),
+        provenance=Provenance(**content.pop("provenance")),
+        **content,
     )
 
 

@@ -26,7 +26,8 @@ from fngd.weighted import weighted_backward
 from fngd_bench import clock
 from fngd_bench.errors import InputError
 from fngd_bench.here import provenance
-from fngd_bench.price import neighbours, race, steps
+from fngd_bench.price import race, steps
+from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import REFERENCE, StepSettings
 from fngd_bench.price.routes_record import RoutesRecord, RoutesSettings, RouteTimes, ShapeTimes
 from fngd_bench.price.uses import Weights, weights_by_shape
@@ -114,12 +115,11 @@ def measure(wanted: RoutesSettings, found: Sequence[Weights], advance: race.Adva
     Returns:
         The record.
     """
-    before = neighbours.reading()
-    stage = _Stage(wanted)
+    watch = Watch()
+    stage = _Stage(wanted, watch)
     with torch.no_grad():
         measured = tuple(stage.times(weight, advance) for weight in found)
-    others = neighbours.other_cores(before, neighbours.reading())
-    return RoutesRecord(settings=wanted, measured=measured, other_cores=others, provenance=provenance())
+    return RoutesRecord(settings=wanted, measured=measured, surroundings=watch.seen(), provenance=provenance())
 
 
 def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
@@ -173,8 +173,8 @@ def weighted_gradient(
 class _Stage:
     """What all shapes share: scratch memory, the buffer that cools the caches, the orders."""
 
-    def __init__(self, wanted: RoutesSettings) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: RoutesSettings, watch: Watch) -> None:
+        self.wanted, self.watch = wanted, watch
         self.scratch = Scratch()
         self.cold = torch.zeros(COLD_BYTES, dtype=torch.uint8)
         self.order = np.random.default_rng(wanted.seed)
@@ -185,13 +185,17 @@ class _Stage:
         wanted, uses, name = self.wanted, weight.drawn(self.generator), shape_text(weight.shape)
         plans = possible(uses, wanted.budget_bytes)
         gc.collect()
-        taken: dict[str, list[float]] = {route: [] for route in plans}
-        for number in range(-wanted.warmup, wanted.rounds):
+        for _ in range(wanted.warmup):
+            self._round(uses, list(plans))
+            advance(f"{name}: warm-up")
+
+        def timed(before: int) -> dict[str, float]:
             elapsed = self._round(uses, list(plans))
-            if number >= 0:
-                for route, seconds in elapsed.items():
-                    taken[route].append(round(seconds, 8))
-            advance(f"{name}: {f'round {number + 1}/{wanted.rounds}' if number >= 0 else 'warm-up'}")
+            if before < wanted.rounds:
+                advance(f"{name}: round {before + 1}/{wanted.rounds}")
+            return elapsed
+
+        kept = self.watch.calm(timed, wanted.rounds)
         return ShapeTimes(
             shape=name,
             sizes=weight.shape._asdict(),
@@ -199,7 +203,7 @@ class _Stage:
             count=weight.count,
             chosen=plan_of(uses, wanted.budget_bytes).route,
             routes=tuple(
-                RouteTimes(route=route, expected=plan.seconds, seconds=tuple(taken[route]))
+                RouteTimes(route=route, expected=plan.seconds, seconds=tuple(round(each[route], 8) for each in kept))
                 for route, plan in plans.items()
             ),
         )

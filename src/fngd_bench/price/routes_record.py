@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.provenance import Provenance
 
 
@@ -76,8 +77,7 @@ class RoutesRecord:
 
     settings: RoutesSettings
     measured: tuple[ShapeTimes, ...]
-    other_cores: float | None
-    """Cores that other processes kept busy while the clock ran; None where the system does not say."""
+    surroundings: Surroundings
     provenance: Provenance
 
     def __post_init__(self) -> None:
@@ -97,6 +97,7 @@ def read_routes(content: dict[str, Any]) -> RoutesRecord:
     return RoutesRecord(
         settings=RoutesSettings(**content.pop("settings")),
         measured=tuple(map(_shape, content.pop("measured"))),
+        surroundings=Surroundings(**content.pop("surroundings")),
         provenance=Provenance(**content.pop("provenance")),
         **content,
     )

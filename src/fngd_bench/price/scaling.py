@@ -15,6 +15,7 @@ import copy
 import gc
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ import torch
 from fngd_bench import clock
 from fngd_bench.errors import InputError
 from fngd_bench.here import provenance
-from fngd_bench.price import kinds, neighbours, subjects
+from fngd_bench.price import kinds, subjects
 from fngd_bench.price.batches import Batch
+from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.peak import peak_bytes
 from fngd_bench.price.race import Advance
 from fngd_bench.price.runner import Runner
@@ -114,23 +116,30 @@ def measure(wanted: ScalingSettings, advance: Advance) -> ScalingRecord:
     Returns:
         The record.
     """
-    before = neighbours.reading()
-    order = np.random.default_rng(wanted.seed)
-    measured = [row for point in points(wanted) for row in _at(point, wanted, order, advance)]
-    others = neighbours.other_cores(before, neighbours.reading())
+    bench = _Bench(wanted, np.random.default_rng(wanted.seed), Watch(), advance)
+    measured = [row for point in points(wanted) for row in _at(point, bench)]
+    surroundings = bench.watch.seen()
     if wanted.peaks:  # after all times, since the processes of the peaks count as others
         measured = [_with_peak(row, wanted, advance) for row in measured]
-    return ScalingRecord(settings=wanted, measured=tuple(measured), other_cores=others, provenance=provenance())
+    return ScalingRecord(settings=wanted, measured=tuple(measured), surroundings=surroundings, provenance=provenance())
 
 
-def _at(point: Point, wanted: ScalingSettings, order: np.random.Generator, advance: Advance) -> list[Measurement]:
+class _Bench(NamedTuple):
+    """What all sizes share."""
+
+    wanted: ScalingSettings
+    order: np.random.Generator
+    watch: Watch
+    advance: Advance
+
+
+def _at(point: Point, bench: _Bench) -> list[Measurement]:
     """All methods at one size."""
     with torch.random.fork_rng():
-        begin = subjects.start(point, wanted.seed)
-        every = [kind for method in wanted.methods for kind in kinds.kinds(method)]
+        begin = subjects.start(point, bench.wanted.seed)
+        every = [kind for method in bench.wanted.methods for kind in kinds.kinds(method)]
         runners = [Runner(kind, copy.deepcopy(begin.model), begin.loss) for kind in every]
-        place = f"{point.subject}, {point.axis} {point.size}"
-        times = _interleave(runners, begin.batches, wanted, order, lambda name: advance(f"{place}: {name}"))
+        times = _interleave(runners, begin.batches, bench, f"{point.subject}, {point.axis} {point.size}")
     parameters = sum(parameter.numel() for parameter in begin.model.parameters())
     return [
         Measurement(
@@ -141,35 +150,30 @@ def _at(point: Point, wanted: ScalingSettings, order: np.random.Generator, advan
             state_bytes=max(runner.state_bytes for runner in runners if _of(runner, method)),
             peak_bytes=None,
         )
-        for method in wanted.methods
+        for method in bench.wanted.methods
     ]
 
 
-def _interleave(
-    runners: list[Runner],
-    batches: tuple[Batch, ...],
-    wanted: ScalingSettings,
-    order: np.random.Generator,
-    done: Advance,
-) -> list[list[float]]:
+def _interleave(runners: list[Runner], batches: tuple[Batch, ...], bench: _Bench, place: str) -> list[list[float]]:
     """Seconds of every timed step, a list for each runner."""
+    wanted, order, watch, advance = bench
     gc.collect()
     for runner in runners:
         runner.derive(batches)
     for number in range(wanted.warmup):
         elapsed = _round(runners, batches[number % len(batches)], order)
-        done(f"warm-up {number + 1}/{wanted.warmup}")
+        advance(f"{place}: warm-up {number + 1}/{wanted.warmup}")
     for runner in runners:
         runner.check_phase()
-    rounds = max(wanted.rounds, min(MOST_ROUNDS, round(ENOUGH_SECONDS / sum(elapsed))))
-    times: list[list[float]] = [[] for _ in runners]
-    for number in range(rounds):
-        elapsed = _round(runners, batches[(wanted.warmup + number) % len(batches)], order)
-        for own, second in zip(times, elapsed, strict=True):
-            own.append(second)
-        if number < wanted.rounds:
-            done(f"round {number + 1}/{rounds}")
-    return times
+    count = max(wanted.rounds, min(MOST_ROUNDS, round(ENOUGH_SECONDS / sum(elapsed))))
+
+    def timed(before: int) -> list[float]:
+        seconds = _round(runners, batches[(wanted.warmup + before) % len(batches)], order)
+        if before < wanted.rounds:
+            advance(f"{place}: round {before + 1}/{count}")
+        return seconds
+
+    return [list(times) for times in zip(*watch.calm(timed, count), strict=True)]
 
 
 def _round(runners: list[Runner], batch: Batch, order: np.random.Generator) -> list[float]:

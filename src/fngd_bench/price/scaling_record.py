@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.provenance import Provenance
 
 AXES = ("batch", "width", "depth")
@@ -92,8 +93,7 @@ class ScalingRecord:
 
     settings: ScalingSettings
     measured: tuple[Measurement, ...]
-    other_cores: float | None
-    """Cores that other processes kept busy while the clock ran; None where the system does not say."""
+    surroundings: Surroundings
     provenance: Provenance
 
     def of(self, subject: str, axis: str, method: str) -> tuple[Measurement, ...]:
@@ -131,6 +131,7 @@ def read_scaling(content: dict[str, Any]) -> ScalingRecord:
     return ScalingRecord(
         settings=ScalingSettings(**{**wanted, **lists}),
         measured=tuple(map(_measurement, content.pop("measured"))),
+        surroundings=Surroundings(**content.pop("surroundings")),
         provenance=Provenance(**content.pop("provenance")),
         **content,
     )

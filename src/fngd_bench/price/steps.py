@@ -11,8 +11,9 @@ from fngd_bench import models
 from fngd_bench.errors import InputError
 from fngd_bench.here import provenance
 from fngd_bench.models import Images
-from fngd_bench.price import memory, neighbours, race
+from fngd_bench.price import memory, race
 from fngd_bench.price.methods import DERIVE_STEPS, METHODS, check_steps
+from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import Measured, StepRecord, StepSettings
 
 WARMUP = DERIVE_STEPS + 3
@@ -109,9 +110,9 @@ def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
     with torch.random.fork_rng(), race.room_for_graphs(wanted):
         runners = race.racers([METHODS[name] for name in wanted.methods], race.start(wanted), compiled=wanted.compiled)
         parameters = sum(parameter.numel() for parameter in runners[0].model.parameters())
-        before = neighbours.reading()
-        times = race.interleave(runners, wanted, advance)
-        others = neighbours.other_cores(before, neighbours.reading())
+        watch = Watch()
+        times = race.interleave(runners, wanted, advance, watch)
+        surroundings = watch.seen()
     requests = [memory.request(wanted, runner) for runner in runners]
     del runners  # the memory runs may need the room
     peaks = _peaks(requests, wanted.memory_runs, advance)
@@ -121,7 +122,7 @@ def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
         for name, seconds, peak in rows
     )
     return StepRecord(
-        settings=wanted, parameters=parameters, measured=measured, other_cores=others, provenance=provenance()
+        settings=wanted, parameters=parameters, measured=measured, surroundings=surroundings, provenance=provenance()
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fngd_bench.errors import InputError
-from fngd_bench.price.prices import Price, disturbance, import_price, prices
+from fngd_bench.price.prices import Price, import_price, prices
 from fngd_bench.price.ratios import Ratio
 from fngd_bench.price.record import ImportRecord, Record, StepRecord
 from fngd_bench.provenance import Provenance
@@ -91,7 +91,7 @@ def table(records: Sequence[Record]) -> str:
         [*_subject(record), *(column.cell(row) for column in columns)] for record, row in zip(steps, rows, strict=True)
     ]
     lines = [_line(line) for line in (header, rule, *cells)]
-    disturbed = [sentence for record in steps if (sentence := disturbance(record)) is not None]
+    disturbed = [each for record in steps if (each := record.surroundings.disturbance(record.settings.subject))]
     words = [_caption(steps), *disturbed, *(_import_sentence(record) for record in imports), *_sources(records)]
     return "\n".join([*lines, "", *words])
 

@@ -10,7 +10,7 @@ from rich.table import Table as Terminal
 from rich.text import Text
 
 from fngd_bench.files import write_text
-from fngd_bench.price.growth import EXTRA, EXTRA_STATE, PEAK, STATE, STEP, Growth, disturbance, growths
+from fngd_bench.price.growth import EXTRA, EXTRA_STATE, PEAK, STATE, STEP, Growth, growths
 from fngd_bench.price.scaling_record import ScalingRecord
 from fngd_bench.price.verdict import Verdict, answer, verdicts
 from fngd_bench.report import tables
@@ -98,7 +98,7 @@ def page(record: ScalingRecord) -> str:
         overview=_overview(record),
         answer=answer(judged),
         how_to_read=READ,
-        disturbance=disturbance(record),
+        disturbance=record.surroundings.disturbance("Growth"),
         verdicts=_verdict_table(judged) if judged else None,
         sections=sections,
         places=tables.places((), (record,)),

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fngd_bench.price.prices import disturbance, prices
+from fngd_bench.price.prices import prices
 from fngd_bench.price.record import Record, StepRecord
 from fngd_bench.provenance import Provenance
 from fngd_bench.report import cells
@@ -85,7 +85,7 @@ def step_prices(record: StepRecord) -> Table:
         The table.
     """
     wanted, origin = record.settings, record.provenance
-    disturbed = disturbance(record)
+    disturbed = record.surroundings.disturbance(record.settings.subject)
     return Table(
         title=f"{wanted.subject}, batch {wanted.batch}, {record.parameters:,} parameters",
         head=("method", "median step", "mean step", "time over sgd’s", "peak memory", "memory over sgd’s"),

@@ -7,6 +7,7 @@ import pytest
 from made_up import ORIGIN, hand_made
 
 from fngd_bench.price.record import Measured, StepRecord, StepSettings
+from fngd_bench.price.surroundings import Surroundings
 from fngd_bench.report.summary import groups, order
 from fngd_bench.report.terminal import group_table
 
@@ -48,7 +49,7 @@ def price():
         )
         origin = replace(ORIGIN, date=date)
         return StepRecord(
-            settings=settings, parameters=parameters, measured=measured, other_cores=0.0, provenance=origin
+            settings=settings, parameters=parameters, measured=measured, surroundings=Surroundings(), provenance=origin
         )
 
     return make
