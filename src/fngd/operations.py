@@ -223,21 +223,34 @@ class Convolution(Operation):
         return padded, None
 
     def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        """The padded patches: a copy for each position of the kernel, in runs of channels."""
+        """The padded patches, gathered in runs of channels: whole lines of the kernel, or position by position."""
         kernel, (groups, channels) = weight.shape[2:], readable.shape[-2:]
-        out = self._positions(readable.shape[1:-2], kernel)
-        shape = (len(readable), groups, *out, features.stop - features.start)
+        patches = self._patches(readable, kernel)
+        out, line = patches.shape[2 : 2 + len(kernel)], math.prod(kernel[1:]) * channels
+        shape = (len(readable), groups, math.prod(out), features.stop - features.start)
         rows = scratch.take("rows", shape, readable.dtype, readable.device)
+        if features.start % line == features.stop % line == 0:
+            lines = slice(features.start // line, features.stop // line)
+            seen = patches.narrow(2 + len(kernel), lines.start, lines.stop - lines.start)
+            rows.view(seen.shape).copy_(seen)
+            return self._by_sample(rows)
+        rows = rows.view(len(readable), groups, *out, -1)
         for number, offset in enumerate(product(*(range(k) for k in kernel))):
             first = number * channels
             start, stop = max(features.start, first), min(features.stop, first + channels)
             if start < stop:
-                starts = [o * spread for o, spread in zip(offset, self.dilation, strict=True)]
-                reach = zip(starts, self.stride, out, strict=True)
-                seen = readable[(slice(None), *(slice(a, a + s * (n - 1) + 1, s) for a, s, n in reach))]
-                run = seen[..., start - first : stop - first].movedim(-2, 1)
-                rows[..., start - features.start : stop - features.start].copy_(run)
-        return self._by_sample(rows.view(len(rows), groups, math.prod(out), -1))
+                at: tuple[Any, ...] = (..., *offset, slice(start - first, stop - first))
+                rows[..., start - features.start : stop - features.start].copy_(patches[at])
+        return self._by_sample(rows.view(shape))
+
+    def _patches(self, readable: Tensor, kernel: Sequence[int]) -> Tensor:
+        """A view of all padded patches, (n, G, *positions, *kernel, channels), without a copy."""
+        n, *space, groups, channels = readable.shape
+        first, *strides, between, within = readable.stride()
+        steps = [stride * step for stride, step in zip(strides, self.stride, strict=True)]
+        offsets = [stride * spread for stride, spread in zip(strides, self.dilation, strict=True)]
+        shape = (n, groups, *self._positions(space, kernel), *kernel, channels)
+        return readable.as_strided(shape, (first, between, *steps, *offsets, within))
 
     def shrinks(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the output has fewer entries than the input."""

@@ -10,8 +10,8 @@ For M samples, T positions, fan-in d and fan-out p (G groups of each):
     kernel         2GMTdp + GM²dp                    convolutions of few channels, or groups of few: no patches
 
 K is symmetric, so products of rows with rows are half of what they seem, and a little more for the blocks on the
-diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. What is kept of U gives
-its part of the weighted gradient as c·U; the rest pays for a product.
+diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. Where U is kept the
+weighted gradient is c·U; elsewhere it takes a product of its own.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from typing import NamedTuple
 
 BUDGET = 72 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-BLOCK, PATCHES = 16 * 2**20, 8 * 2**20
-"""Bytes of U and of patches at a time: measured to be enough for quick products; more are slower to come by."""
+BLOCK, PATCHES = 24 * 2**20, 3 * 2**20
+"""Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
 COLUMNS = 64
 """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
 FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
 GEMM, BATCHED, SQUARED, CONVOLVED = 200e9, 150e9, 185e9, 190e9
 """Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
-COPIED, TURNED, WRITTEN, VISITED = 20e9, 4e9, 4e9, 4e9
-"""Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, entries met once."""
+COPIED, TURNED, WRITTEN, ORDERED, VISITED = 20e9, 4e9, 3e9, 8e9, 4e9
+"""Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, x and z brought into
+an order of its own by it, entries met once."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
@@ -76,10 +77,12 @@ class Plan:
     bytes: int
     seconds: float
     """What the cost model expects, the weighted gradient included."""
-    kept: int = 0
-    """Blocks of U that are at hand in the end: for their part the weighted gradient is c·U."""
+    kept: bool = False
+    """Whether all of U is at hand in the end: the weighted gradient is c·U."""
     outputs: int = 0
     """Output features a block (materialised)."""
+    samples: int = 0
+    """Samples whose part of a block is made at a time (materialised)."""
 
 
 @lru_cache(maxsize=4096)
@@ -157,40 +160,42 @@ def _kernel(shape: Shape, item: int, budget: int) -> Plan:
     U = max(1, M * d_in * item)  # for each output feature
     block = min(features, max(1, budget // U)) if G == 1 else features  # groups are not cut
     product, square = 2 * M * T * d_in * features, M * (M + COLUMNS) * d_in * features
-    slow = max(1.3, VECTOR / channels) if channels % VECTOR or d_out % VECTOR else 1.0
+    slow = max(1.3, 2 * VECTOR / channels) if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
-    seconds = product / CONVOLVED * slow + U * features / WRITTEN + square / SQUARED
+    ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
+    seconds = product / CONVOLVED * slow + ordered / ORDERED + U * features / WRITTEN + square / SQUARED
     seconds += 0.0 if block == features else _second_product(shape)
-    return Plan("kernel", block, product + square, block * U, seconds, int(block == features))
+    return Plan("kernel", block, product + square, block * U, seconds, block == features)
 
 
 def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
     read = _channels_last(shape, item)
-    channels, rows, entry = d_in // kernel, G * M * T * item, max(1, G * M * item)  # bytes of a feature, of u's entry
-    seen = rows if S or shape.widened else 0  # patches are gathered; a linear layer's input is read as it is
-    sent = rows if not S or shape.widened else 0  # a linear layer's z is divided by the scale
+    channels, row, entry = d_in // kernel, G * T * item, max(1, G * M * item)  # bytes of a feature, of u's entry
+    seen = row if S or shape.widened else 0  # patches are gathered; a linear layer's input is read as it is
+    sent = row if not S or shape.widened else 0  # a linear layer's z is divided by the scale
     room = max(budget - read, int((LITTLE - 1) * read))
-    most = max(1, min(BLOCK // entry, room // (entry + seen + sent), PATCHES // max(1, seen)))
+    most = max(1, min(BLOCK // entry, room // (entry + seen + sent)))
     whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
-    block = _block(min(most, max(channels, whole)), channels, kernel) if S else min(most, max(1, d_in))
-    room -= seen * block
-    outputs = _even(d_out, min(BLOCK // (entry * block), room // (entry * block + sent)))
-    room -= sent * outputs
-    tile, tiles = entry * block * outputs, max(1, math.ceil(d_in / block) * math.ceil(d_out / outputs))
-    part = max(0, room - rows * d_out) // (2 * tile) if S else 0  # half of the room: a part of U saves less than all
-    kept = tiles if tiles * tile <= room else part
-    share = kept / tiles
-    held = read + seen * block + sent * outputs + tile * min(kept + 1, tiles)
-    held += rows * d_out if 0 < kept < tiles else 0  # the weighted z
+    block = _block(min(most, max(2 * VECTOR, whole)), channels, kernel) if S else min(most, max(1, d_in))
+    outputs = _even(d_out, min(BLOCK // (entry * block), (room - seen * block) // (entry * block + sent)))
+    a_sample = seen * block + sent * outputs
+    samples = _power_of_two(min(M, min(PATCHES, room - entry * block * outputs) // max(1, a_sample)))
+    room -= samples * a_sample
+    tile, across = entry * block * outputs, math.ceil(d_out / outputs)
+    tiles = max(1, math.ceil(d_in / block) * across)
+    kept = tiles * tile <= room
+    held = read + samples * a_sample + tile * (tiles if kept else 1)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / max(1, channels)) if S else 1.0  # short ones are slow to copy
-    copied = seen * d_in * runs + sent * d_out * math.ceil(d_in / block)
+    copied = M * (seen * d_in * runs * across + sent * d_out * math.ceil(d_in / block))
     narrow = max(1.0, 2 * VECTOR / block)  # a product of few columns is slow
     seconds = read / TURNED + copied / COPIED + product / BATCHED * narrow + square / SQUARED
-    seconds += (1 + share) * tiles * tile / COPIED
-    seconds += tiles * (1 + M / COLUMNS) * CALL + (1 - share) * _second_product(shape)
-    return Plan("materialised", block, product + square, held, seconds, kept, outputs)
+    seconds += (1 + kept) * tiles * tile / COPIED
+    copies = 1 if block == d_in else max(1, block // max(1, channels))
+    calls = tiles * (math.ceil(M / samples) * (copies + 1) + 1 + M / COLUMNS)
+    seconds += calls * CALL + (0.0 if kept else _second_product(shape))
+    return Plan("materialised", block, product + square, held, seconds, kept, outputs, samples)
 
 
 def _block(most: int, channels: int, kernel: int) -> int:
@@ -201,6 +206,11 @@ def _block(most: int, channels: int, kernel: int) -> int:
 def _divisor(n: int, most: int) -> int:
     """The largest divisor that is no larger."""
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest one that is no larger, and 1 at the least: such numbers of samples fall evenly to the cores."""
+    return 1 << max(0, most.bit_length() - 1) if most > 0 else 1
 
 
 def _even(n: int, most: int) -> int:

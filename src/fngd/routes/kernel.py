@@ -29,6 +29,6 @@ def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
             part = operation.sample_gradients(z[rows, features], x[rows], weight[features])
             torch.div(part.flatten(1), scale, out=U[rows])
         add_square(K, U)
-    if plan.kept == 0:
+    if not plan.kept:
         return Gram(mirrored(K))
     return Gram(mirrored(K), lambda c: weighted_sum(c, U.view(M, -1, d_in)).view(weight.shape))

@@ -1,16 +1,15 @@
 """Materialised: U_m = z_mᵀ x_m, K = U Uᵀ, in tiles of some input × some output features, over which K adds up.
 
-All tiles of U are kept if the budget allows it, else a few, or none: their part of the weighted gradient is c·U. If
-there are any, the rest of it is a product over all samples, (c ⊙ Z)ᵀ X, for which patches are gathered once more:
-little work beside it.
+A tile is made for a few samples at a time, so that their patches are still in a core's cache when they are multiplied.
+If the budget allows it all tiles are kept, and the weighted gradient is c·U.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
-from math import ceil
+from itertools import product
+from math import ceil, prod
 from typing import NamedTuple
 
 import torch
@@ -35,20 +34,15 @@ class Rows(NamedTuple):
     """What z is still to be divided by."""
     scratch: Scratch
 
-    def inputs(self, features: slice) -> Tensor:
-        """Some input features, (M, G, T, features)."""
-        return self.use.operation.inputs(self.readable, self.use.weight, features, self.scratch)
+    def inputs(self, features: slice, samples: slice) -> Tensor:
+        """Some input features of some samples, (m, G, T, features)."""
+        repeats = len(self.readable) // len(self.z)
+        rows = self.readable[samples.start * repeats : samples.stop * repeats]
+        return self.use.operation.inputs(rows, self.use.weight, features, self.scratch)
 
-    def outputs(self, features: slice) -> Tensor:
-        """Some output features, (M, G, features, T)."""
-        return widened(self.z[:, :, features], self.scale, self.scratch, "sent")
-
-    def weighted(self, c: Tensor, spare: Tensor) -> Tensor:
-        """The output gradients times the samples' coefficients, (G, d_out, M · T), in spare memory if they fit."""
-        z, size = self.z.movedim(0, 2), self.z.numel()
-        fits = spare.numel() >= size
-        place = spare[:size] if fits else self.scratch.take("sent", (size,), spare.dtype, z.device)
-        return torch.mul(z, c.unsqueeze(1), out=place.view(z.shape)).flatten(2)
+    def outputs(self, features: slice, samples: slice) -> Tensor:
+        """Some output features of some samples, (m, G, features, T)."""
+        return widened(self.z[samples, :, features], self.scale, self.scratch, "sent")
 
 
 def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
@@ -57,19 +51,16 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
     rows = [_rows(use, scale, own) for use, own in with_scratch(uses, scratch)]
     K, kept = scale.new_zeros(M, M), list[Tensor]()
     tiles, entries = ceil(d_in / plan.block) * ceil(d_out / plan.outputs), M * G * plan.block * plan.outputs
-    held = scratch.take("U", (min(plan.kept + 1, tiles), entries), K.dtype, K.device)
-    for features in blocks(d_in, plan.block):
-        seen = [row.inputs(features) for row in rows]
-        for outputs in blocks(d_out, plan.outputs):
-            size = M * G * (outputs.stop - outputs.start) * (features.stop - features.start)
-            tile = held[len(kept), :size].view(M, G, outputs.stop - outputs.start, -1)
-            torch.matmul(rows[0].outputs(outputs), seen[0], out=tile)
-            for row, inputs in zip(rows[1:], seen[1:], strict=True):
-                tile += row.outputs(outputs) @ inputs
-            add_square(K, tile.view(M, -1))
-            if len(kept) < plan.kept:
-                kept.append(tile)
-    return Gram(mirrored(K), partial(_weighed, rows, shape, plan, kept, held[-1]) if kept else None)
+    held = scratch.take("U", (tiles if plan.kept else 1, entries), K.dtype, K.device)
+    for features, outputs in product(blocks(d_in, plan.block), blocks(d_out, plan.outputs)):
+        size = (M, G, outputs.stop - outputs.start, features.stop - features.start)
+        tile = held[len(kept), : prod(size)].view(size)
+        for samples in blocks(M, plan.samples):
+            _multiply(rows, features, outputs, samples, tile[samples])
+        add_square(K, tile.view(M, -1))
+        if plan.kept:
+            kept.append(tile)
+    return Gram(mirrored(K), partial(_weighed, uses[0], shape, plan, kept) if plan.kept else None)
 
 
 def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
@@ -77,23 +68,19 @@ def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
     return Rows(use, readable, use.operation.outputs(use.z).mT, left, scratch)
 
 
-def _weighed(
-    rows: Sequence[Rows], shape: Shape, plan: Plan, kept: Sequence[Tensor], spare: Tensor, c: Tensor
-) -> Tensor:
-    """The weighted gradient: what is kept is summed, what is not is multiplied; the last tile's place is free then."""
+def _multiply(rows: Sequence[Rows], features: slice, outputs: slice, samples: slice, u: Tensor) -> None:
+    """The gradients of some samples, Σ over uses of zᵀx, into their place in a tile."""
+    first, *others = rows
+    torch.matmul(first.outputs(outputs, samples), first.inputs(features, samples), out=u)
+    for row in others:
+        u += row.outputs(outputs, samples) @ row.inputs(features, samples)
+
+
+def _weighed(use: Use, shape: Shape, plan: Plan, tiles: Sequence[Tensor], c: Tensor) -> Tensor:
+    """The weighted gradient c·U."""
     _, G, _, d_in, d_out, *_ = shape
-    summed, tiles, weighted = kept[0].new_empty(G, d_out, d_in), iter(kept), list[Tensor]()
-    for features in blocks(d_in, plan.block):
-        done = 0
-        for tile in islice(tiles, ceil(d_out / plan.outputs)):
-            outputs = slice(done, done + tile.shape[2])
-            summed[:, outputs, features] = weighted_sum(c, tile.flatten(1, 2)).unflatten(0, (G, -1))
-            done = outputs.stop
-        if done < d_out:
-            weighted = weighted or [row.weighted(c, spare if row is rows[0] else spare[:0]) for row in rows]
-            parts = [
-                sent[:, done:] @ row.inputs(features).transpose(0, 1).flatten(1, 2)
-                for row, sent in zip(rows, weighted, strict=True)
-            ]
-            summed[:, done:, features] = sum(parts[1:], start=parts[0])
-    return rows[0].use.operation.as_weight(summed, rows[0].use.weight)
+    summed = tiles[0].new_empty(G, d_out, d_in)
+    places = product(blocks(d_in, plan.block), blocks(d_out, plan.outputs))
+    for tile, (features, outputs) in zip(tiles, places, strict=True):
+        summed[:, outputs, features] = weighted_sum(c, tile.flatten(1, 2)).unflatten(0, (G, -1))
+    return use.operation.as_weight(summed, use.weight)
