@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test format docs dist clean
+.PHONY: demo test format docs prices dist clean
 
 demo: .venv
 	$(BIN)/fngd demo
@@ -24,6 +24,11 @@ format: .venv
 # What is generated in docs/: the reference, from the docstrings.
 docs: .venv
 	$(BIN)/python tools/api_reference.py
+
+# The table of prices in the README, from the records; compiled models have a page of their own.
+PRICED = resnet32 resnet110 vgg11 resnet18 resnet34 resnet50 transformer import
+prices: .venv
+	$(BIN)/fngd bench table $(PRICED:%=records/price/%.json) --readme README.md
 
 # The source distribution, and the wheel built from it.
 dist: .venv
