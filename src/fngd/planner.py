@@ -179,12 +179,11 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
     block = _block(min(most, max(2 * VECTOR, whole)), channels, kernel) if S else min(most, max(1, d_in))
     outputs = _even(d_out, min(BLOCK // (entry * block), (room - seen * block) // (entry * block + sent)))
-    a_sample = seen * block + sent * outputs
-    samples = _power_of_two(min(M, min(PATCHES, room - entry * block * outputs) // max(1, a_sample)))
-    room -= samples * a_sample
     tile, across = entry * block * outputs, math.ceil(d_out / outputs)
     tiles = max(1, math.ceil(d_in / block) * across)
-    kept = tiles * tile <= room
+    a_sample = seen * block + sent * outputs
+    samples = _power_of_two(min(M, min(PATCHES, room - tile) // max(1, a_sample)))
+    kept = tiles * tile <= room - samples * a_sample
     held = read + samples * a_sample + tile * (tiles if kept else 1)
     product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
     runs = max(1.0, VECTOR / max(1, channels)) if S else 1.0  # short ones are slow to copy
@@ -210,7 +209,7 @@ def _divisor(n: int, most: int) -> int:
 
 def _power_of_two(most: int) -> int:
     """The largest one that is no larger, and 1 at the least: such numbers of samples fall evenly to the cores."""
-    return 1 << max(0, most.bit_length() - 1) if most > 0 else 1
+    return 1 << max(1, most).bit_length() - 1
 
 
 def _even(n: int, most: int) -> int:
