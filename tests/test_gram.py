@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import reference
 from fngd.gram import BY_NAME, bias_gram, gram, plan_of
 from fngd.operations import Convolution, Linear, Samples
-from fngd.planner import BUDGET, COLUMNS, LITTLE, ROUTES, Plan, Shape, plan
+from fngd.planner import BUDGET, LITTLE, ROUTES, Plan, Shape, plan
+from fngd.processor import USUAL, ZEN5, processor
 from fngd.products import PARTS
 from fngd.scratch import Scratch
 from fngd.uses import Use, shape_of
@@ -159,20 +160,34 @@ def test_the_bias_adds_its_own_inner_products():
     assert relative_error(bias_gram(rows, ONE), z.sum(1) @ z.sum(1).T) <= 1e-14
 
 
+EARLY = Shape(128, 1, 1024, 144, 16, 9, 1024, 1156, shifted=True, native=True)
+STEM = Shape(128, 1, 1024, 27, 16, 9, 1024, 1156, shifted=True, native=True)
+
+
+@pytest.mark.parametrize("speed", [USUAL, ZEN5])
 @pytest.mark.parametrize(
     ("shape", "route"),
     [
         (Shape(128, 1, 1, 512, 10), "pairwise"),
         (Shape(64, 1, 16, 512, 2048), "pairwise"),
-        (Shape(128, 1, 1024, 144, 16, 9, 1024, 1156, shifted=True, native=True), "kernel"),
-        (Shape(128, 1, 1024, 27, 16, 9, 1024, 1156, shifted=True, native=True), "materialised"),
+        (EARLY, "kernel"),
+        (STEM, "materialised"),
         (Shape(128, 1, 4, 4608, 512, 9, 4, 16, shifted=True, native=True), "pixels"),
         (Shape(128, 1, 16, 4608, 512, 9, 16, 36, shifted=True, native=True), "pixels"),
-        (Shape(128, 1, 64, 2304, 256, 9, 64, 100, shifted=True, native=True), "materialised"),
     ],
 )
-def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route):
-    assert plan(shape).route == route
+def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route, speed):
+    assert plan(shape, speed=speed).route == route
+
+
+def test_where_a_product_for_each_sample_is_slow_torchs_kernel_is_taken():
+    shape = Shape(128, 1, 64, 576, 64, 9, 64, 100, shifted=True, native=True)
+    assert [plan(shape, speed=speed).route for speed in (USUAL, ZEN5)] == ["materialised", "kernel"]
+
+
+def test_a_few_samples_are_no_reason_for_many_small_calls():
+    shape = Shape(2, 1, 64, 576, 64, 9, 64, 100, shifted=True, native=True)
+    assert {plan(shape, speed=speed).route for speed in (USUAL, ZEN5)} == {"kernel"}
 
 
 @settings(max_examples=100, deadline=None)
@@ -252,8 +267,8 @@ def test_large_products_are_as_exact_as_float32_allows(route, channels):
     x, z = torch.randn(M, channels, 5, 5) + 0.3, torch.randn(M, features, 5, 5)
     use = Use(operation, x, z, torch.empty(features, channels, 3, 3))
     exact = Use(operation, x.double(), z.double(), use.weight.double())
-    assert M % COLUMNS
-    assert M > 2 * COLUMNS
+    assert M % processor().columns
+    assert 2 * processor().columns < M
     assert bool(use.weight[0].numel() * features % PARTS) == (channels == 7)
     found = gram([use], torch.ones(()), Scratch(), 2**30, route).K
     assert relative_error(found.double(), gram([exact], ONE, Scratch(), 2**30, route).K) <= 2e-6

@@ -10,8 +10,8 @@ For M samples, T positions, fan-in d and fan-out p (G groups of each):
     kernel         2GMTdp + GM²dp                    convolutions of few channels, or groups of few: no patches
 
 K is symmetric, so products of rows with rows are half of what they seem, and a little more for the blocks on the
-diagonal. The rates below are those of a CPU core pair; what matters is only how they compare. Where U is kept the
-weighted gradient is c·U; elsewhere it takes a product of its own.
+diagonal. How quickly this processor does each of these things, `processor` knows. Where U is kept the weighted gradient
+is c·U; elsewhere it takes a product of its own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from fngd.processor import Processor, processor
+
 BUDGET = 72 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
 BLOCK, PATCHES = 24 * 2**20, 3 * 2**20
 """Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
-COLUMNS = 64
-"""Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
+ROWS = 128
+"""Rows whose products with others are made together: enough of them for these to be quick."""
 FRESH = 4 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
-GEMM, BATCHED, SQUARED, CONVOLVED = 200e9, 150e9, 185e9, 190e9
-"""Operations a second: of one large product, of one for each sample, of U Uᵀ, of a convolution's kernel."""
-COPIED, TURNED, WRITTEN, ORDERED, VISITED = 20e9, 4e9, 3e9, 8e9, 4e9
-"""Bytes a second: patches gathered, an input turned to channels last, U written by torch's kernel, x and z brought into
-an order of its own by it, entries met once."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
@@ -72,7 +69,7 @@ class Plan:
 
     route: str
     block: int
-    """Samples (pairwise), pixels (pixels), output features (kernel) or input features (materialised) a block."""
+    """Rows (pairwise), pixels (pixels), output features (kernel) or input features (materialised) a block."""
     flops: int
     bytes: int
     seconds: float
@@ -86,7 +83,9 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | None = None) -> Plan:
+def plan(
+    shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | None = None, speed: Processor | None = None
+) -> Plan:
     """The route that is expected to take the least time, with the largest blocks that the budget allows.
 
     Args:
@@ -94,11 +93,12 @@ def plan(shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | No
         item_size: Bytes of a number.
         budget: Bytes of scratch memory to hold at most. Where no route can do with so little, about as few as possible.
         route: Take this route, if it is possible for the shape within the budget.
+        speed: The processor; this one by default.
 
     Returns:
         The plan.
     """
-    plans = list(_plans(shape, item_size, budget))
+    plans = list(_plans(shape, item_size, budget, speed or processor()))
     wanted = [candidate for candidate in plans if candidate.route == route] or plans
     most = max(budget, LITTLE * min(candidate.bytes for candidate in wanted))
     return min((each for each in wanted if each.bytes <= most), key=lambda candidate: candidate.seconds)
@@ -109,22 +109,22 @@ def samples_at_once(gradient: int, sent: int) -> int:
 
     Gradients come in fresh memory, and the kernel brings z into an order of its own in more of it.
     """
-    return max(1, min(FRESH // max(1, gradient), 2 * FRESH // max(1, sent)))
+    return _power_of_two(min(2 * FRESH // max(1, gradient), FRESH // max(1, sent)))
 
 
-def _plans(shape: Shape, item: int, budget: int) -> Iterator[Plan]:
-    yield _pairwise(shape, item, budget)
-    yield _materialised(shape, item, budget)
+def _plans(shape: Shape, item: int, budget: int, speed: Processor) -> Iterator[Plan]:
+    yield _pairwise(shape, item, budget, speed)
+    yield _materialised(shape, item, budget, speed)
     if shape.native:
-        yield _kernel(shape, item, budget)
-    if shape.shifted and (whole := _pixels(shape, item)).bytes <= budget:  # it has no smaller blocks
+        yield _kernel(shape, item, budget, speed)
+    if shape.shifted and (whole := _pixels(shape, item, speed)).bytes <= budget:  # it has no smaller blocks
         yield whole
 
 
-def _second_product(shape: Shape) -> float:
+def _second_product(shape: Shape, speed: Processor) -> float:
     """Seconds of the weighted gradient where U is not at hand."""
     M, G, T, d_in, d_out, *_ = shape
-    return 2 * G * M * T * d_in * d_out / (CONVOLVED if shape.kernel > 1 else GEMM)
+    return 2 * G * M * T * d_in * d_out / (speed.convolved if shape.kernel > 1 else speed.product)
 
 
 def _channels_last(shape: Shape, item: int) -> int:
@@ -132,43 +132,48 @@ def _channels_last(shape: Shape, item: int) -> int:
     return shape.G * shape.M * shape.padded * shape.d_in // shape.kernel * item
 
 
-def _pairwise(shape: Shape, item: int, budget: int) -> Plan:
+def _pairwise(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     rows, read = G * M * T * item, _channels_last(shape, item)
     gathered = 2 * rows * d_in if shape.pixels else 0  # groups, and several uses, are put in order in a second copy
     held = read + gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
-    row = max(1, 2 * G * T * M * T * item)
-    wanted = max(M // 8, 128 // max(1, T), 1)  # rows of T positions: enough of them for a product to be quick
-    block = min(M, wanted, max(1, (budget - held) // row))
-    flops = G * M * (M + block) * T**2 * (d_in + d_out)
-    seconds = read / TURNED + (held - read) / COPIED + flops / GEMM + M * (M + block) * T**2 * G * item / VISITED
-    return Plan("pairwise", block, flops, held + block * row, seconds + _second_product(shape))
+    row = max(1, 2 * G * M * T * item)
+    summed = M * M * T * item
+    block = max(1, min(M * T, ROWS, (budget - held - summed) // row))
+    pairs = G * M * T * (M * T + block)
+    flops = pairs * (d_in + d_out)
+    seconds = read / speed.turned + (held - read) / speed.copied + flops / speed.product + pairs * item / speed.visited
+    return Plan("pairwise", block, flops, held + summed + block * row, seconds + _second_product(shape, speed))
 
 
-def _pixels(shape: Shape, item: int) -> Plan:
+def _pixels(shape: Shape, item: int, speed: Processor) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
     channels, block = d_in // kernel, 1
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
     held = (M * (S * channels + T * d_out) + M**2 * S**2 + max(3 * M**2 * T, M * T * d_out)) * item
-    seconds = flops / GEMM + (kernel + 3) * M**2 * T**2 / 2 * item / VISITED
-    return Plan("pixels", block, flops, held, seconds + _second_product(shape))
+    calls = T * (kernel + 6) / 4  # most of them do little
+    seconds = flops / speed.product + (kernel + 3) * M**2 * T**2 / 2 * item / speed.visited + calls * CALL
+    return Plan("pixels", block, flops, held, seconds + _second_product(shape, speed))
 
 
-def _kernel(shape: Shape, item: int, budget: int) -> Plan:
+def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     channels, features = d_in // shape.kernel, G * d_out
     U = max(1, M * d_in * item)  # for each output feature
-    block = min(features, max(1, budget // U)) if G == 1 else features  # groups are not cut
-    product, square = 2 * M * T * d_in * features, M * (M + COLUMNS) * d_in * features
-    slow = max(1.3, 2 * VECTOR / channels) if channels % VECTOR or d_out % VECTOR else 1.0
+    most = max(1, budget // U)
+    cut = most - most % VECTOR if most > VECTOR else most
+    block = features if G > 1 or features <= most else cut  # groups are not cut
+    product, square = 2 * M * T * d_in * features, M * (M + speed.columns) * d_in * features
+    slow = max(1.3, speed.uneven / channels) if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
-    seconds = product / CONVOLVED * slow + ordered / ORDERED + U * features / WRITTEN + square / SQUARED
-    seconds += 0.0 if block == features else _second_product(shape)
+    seconds = product / speed.convolved * slow + square / speed.square
+    seconds += ordered / speed.ordered + U * features / speed.written
+    seconds += 0.0 if block == features else _second_product(shape, speed)
     return Plan("kernel", block, product + square, block * U, seconds, block == features)
 
 
-def _materialised(shape: Shape, item: int, budget: int) -> Plan:
+def _materialised(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     M, G, T, d_in, d_out, kernel, S, *_ = shape
     read = _channels_last(shape, item)
     channels, row, entry = d_in // kernel, G * T * item, max(1, G * M * item)  # bytes of a feature, of u's entry
@@ -185,15 +190,15 @@ def _materialised(shape: Shape, item: int, budget: int) -> Plan:
     samples = _power_of_two(min(M, min(PATCHES, room - tile) // max(1, a_sample)))
     kept = tiles * tile <= room - samples * a_sample
     held = read + samples * a_sample + tile * (tiles if kept else 1)
-    product, square = 2 * G * M * T * d_in * d_out, G * M * (M + COLUMNS) * d_in * d_out
+    product, square = 2 * G * M * T * d_in * d_out, G * M * (M + speed.columns) * d_in * d_out
     runs = max(1.0, VECTOR / max(1, channels)) if S else 1.0  # short ones are slow to copy
     copied = M * (seen * d_in * runs * across + sent * d_out * math.ceil(d_in / block))
     narrow = max(1.0, 2 * VECTOR / block)  # a product of few columns is slow
-    seconds = read / TURNED + copied / COPIED + product / BATCHED * narrow + square / SQUARED
-    seconds += (1 + kept) * tiles * tile / COPIED
+    seconds = read / speed.turned + copied / speed.copied + product / speed.batched * narrow + square / speed.square
+    seconds += (1 + kept) * tiles * tile / speed.copied
     copies = 1 if block == d_in else max(1, block // max(1, channels))
-    calls = tiles * (math.ceil(M / samples) * (copies + 1) + 1 + M / COLUMNS)
-    seconds += calls * CALL + (0.0 if kept else _second_product(shape))
+    calls = tiles * (math.ceil(M / samples) * (copies + 1) + 1 + M / speed.columns)
+    seconds += calls * CALL + (0.0 if kept else _second_product(shape, speed))
     return Plan("materialised", block, product + square, held, seconds, kept, outputs, samples)
 
 

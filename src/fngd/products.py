@@ -1,7 +1,7 @@
-"""The products that routes share: U Uᵀ, half of it, and c·U; blocks of a dimension.
+"""The products that routes share: rows with rows, U Uᵀ, half of it, and c·U; blocks of a dimension.
 
 Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
-the diagonal on. U is short and wide, so both of its products are cut into parts of U, which are spread over the cores.
+the diagonal on. U is short and wide: MKL is quicker if its products are cut into parts of U, spread over the cores.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fngd.planner import COLUMNS
+from fngd.processor import processor
 
 PARTS = 4
-"""Parts of U whose squares are made side by side, where its width allows it."""
+"""Parts of U whose squares are made side by side by MKL, where its width allows it."""
+SMALL = 2**19
+"""Entries of U up to which all of U Uᵀ is made at once: the calls would take longer than its other half."""
+LARGE = 2**22
+"""Multiplications from which on a product is worth oneDNN's setting up."""
+EVEN = 16
+"""Rows of the second factor come in multiples of it for oneDNN: others are rare, and each would be a new shape."""
 
 
 def blocks(total: int, size: int) -> Iterator[slice]:
@@ -23,22 +29,55 @@ def blocks(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of rows with rows, a bᵀ: (*, n, d), (*, m, d) → (*, n, m)."""
+    if not _suits_onednn(a, b):
+        return a @ b.mT
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.view(b.shape[-2:]), None, "none", [], "")
+    return found
+
+
+def varied_product(a: Tensor, b: Tensor) -> Tensor:
+    """The same where n is another number each time, as for sequences: in powers of two.
+
+    OneDNN keeps the better part of a megabyte of code for every shape that it has met.
+    """
+    n, start = a.shape[-2], 0
+    if n & (n - 1) == 0 or not _suits_onednn(a, b):
+        return product(a, b)
+    found = a.new_empty(*a.shape[:-1], b.shape[-2])
+    while start < n:
+        part = slice(start, start + (1 << (n - start).bit_length() - 1))
+        found[..., part, :] = product(a[..., part, :], b)
+        start = part.stop
+    return found
+
+
 def add_square(K: Tensor, U: Tensor) -> None:
     """K += U Uᵀ for U of (M, entries); above the diagonal only in the blocks on it."""
-    parts = math.gcd(PARTS, U.shape[1])
-    U = U.view(len(K), parts, U.shape[1] // parts).transpose(0, 1)
-    for columns in blocks(len(K), COLUMNS):
-        K[columns.start :, columns] += torch.bmm(U[:, columns.start :], U[:, columns].mT).sum(0)
+    parts, at_once = math.gcd(PARTS, U.shape[1]), len(K) if U.numel() <= SMALL else processor().columns
+    for columns in blocks(len(K), at_once):
+        rows, some = U[columns.start :], U[columns]
+        if _suits_onednn(rows, some):
+            K[columns.start :, columns] += product(rows, some)
+        else:
+            cut = (t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (rows, some))
+            K[columns.start :, columns] += product(*cut).sum(0)
 
 
-def mirrored(K: Tensor, columns_at_once: int = COLUMNS) -> Tensor:
-    """The symmetric matrix whose blocks of columns are there from the diagonal on."""
-    for columns in blocks(len(K), columns_at_once):
-        if columns.stop < len(K):
-            K[columns, columns.stop :] = K[columns.stop :, columns].T
-    return K
+def mirrored(K: Tensor) -> Tensor:
+    """The symmetric matrix whose lower triangle is that of K."""
+    lower = K.tril()
+    return lower + lower.tril(-1).T
 
 
 def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
     """Σ_m c_m u_m for parts of U, (M, parts, entries) → (parts, entries): the parts are spread over the cores."""
     return torch.bmm(c.expand(U.shape[1], 1, -1), U.transpose(0, 1)).squeeze(1)
+
+
+def _suits_onednn(a: Tensor, b: Tensor) -> bool:
+    """Whether oneDNN is to multiply: one large product of float32, where it is quicker."""
+    if a.device.type != "cpu" or a.dtype != torch.float32 or math.prod(a.shape[:-2]) != 1 or b.shape[-2] % EVEN:
+        return False
+    return a.shape[-2] * b.numel() >= LARGE and processor().onednn and bool(torch.backends.mkldnn.enabled)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution
 from fngd.planner import Plan, Shape
-from fngd.products import blocks, mirrored
+from fngd.products import blocks, mirrored, product, varied_product
 from fngd.scratch import Products, Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -22,28 +22,30 @@ KEPT_PRODUCTS = 16 * 2**20
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K, a block of samples n at a time with all m that are not before it.
+    """K, a block of rows (n, t) at a time with all rows (m, s) of samples m that are not before it.
 
     The longer side of a product comes first: BLAS is quicker that way round.
     """
     M, G, T, *_ = shape
     x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
     z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
-    K, kept = x.new_empty(M, M), _kept_products(uses, plan, x, scratch)
-    for rows in blocks(M, plan.block):
-        here, after = slice(rows.start * T, rows.stop * T), slice(rows.start * T, None)
-        X = x[:, after] @ x[:, here].mT if kept is None or rows.start not in kept else kept[rows.start]
+    K, kept = x.new_zeros(M, M * T), _kept_products(uses, plan, x, scratch)
+    for here in blocks(M * T, plan.block):
+        first = here.start // T
+        after = slice(first * T, None)
+        X = varied_product(x[:, after], x[:, here]) if kept is None or here.start not in kept else kept[here.start]
         if kept is not None:
-            kept[rows.start] = X
-        Z = (z[:, after] @ z[:, here].div(scale).mT).div_(scale)
-        K[rows.start :, rows] = Z.mul_(X).view(G, M - rows.start, T, -1, T).sum((0, 2)).sum(-1)
-    return Gram(mirrored(K, plan.block), partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
+            kept[here.start] = X
+        Z = varied_product(z[:, after], z[:, here].div(scale)).div_(scale)
+        K[first:, here] = Z.mul_(X).view(G, M - first, T, -1).sum((0, 2))
+    found, weigh = K.view(M, M, T).sum(2), partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None
+    return Gram(found if plan.block >= M * T else mirrored(found), weigh)
 
 
 def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor, c: Tensor) -> Tensor:
     """The patches are there already, so the weighted gradient is one product; rows are (G, M · T, features)."""
-    weighted = z.unflatten(1, (len(c), -1)) * (c / scale).view(-1, 1, 1)
-    return use.operation.as_weight(torch.bmm(weighted.flatten(1, 2).mT, x), use.weight)
+    weighted = (z.unflatten(1, (len(c), -1)) * (c / scale).view(-1, 1, 1)).flatten(1, 2)
+    return use.operation.as_weight(product(weighted.mT, x.mT), use.weight)
 
 
 def _kept_products(uses: Sequence[Use], plan: Plan, rows: Tensor, scratch: Scratch) -> Products | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fngd.operations import Convolution, divided, gram_dtype
 from fngd.planner import Plan, Shape
 from fngd.products import blocks
+from fngd.products import product as inner
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use
 
@@ -57,7 +58,7 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
         for shift in shifts:
             if all(part.start <= at < part.stop for part, at in zip(shift.here, s, strict=True)):
                 _add_looks(P, Q, s, shift)
-        Z = by_position[number] @ by_position[number:].flatten(0, 1).T
+        Z = inner(by_position[number], by_position[number:].flatten(0, 1))
         pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
         upper += pairs.sum(1)
         diagonal += pairs[:, 0]
@@ -73,7 +74,7 @@ def _inner_products(rows: Tensor, at_once: int, scratch: Scratch) -> Tensor:
     """The products of rows with those that are not in a block before their own."""
     Q = scratch.take("U", (len(rows), len(rows)), rows.dtype, rows.device)
     for here in blocks(len(rows), at_once):
-        torch.mm(rows[here], rows[here.start :].T, out=Q[here, here.start :])
+        Q[here, here.start :] = inner(rows[here], rows[here.start :])
     return Q
 
 
@@ -92,7 +93,7 @@ def _weighed(use: Use, shifts: Sequence[Shift], seen: Tensor, sent: Tensor, scra
     summed = sent.new_zeros(sent.shape[-1], len(shifts), seen.shape[-1])
     for number, (_, here, there) in enumerate(shifts):
         for z, x in zip(_lines(weighted, here), _lines(seen, there), strict=True):
-            summed[:, number].addmm_(z.T, x)
+            summed[:, number] += inner(z.T, x.T)
     return use.operation.as_weight(summed, use.weight)
 
 

@@ -1,0 +1,81 @@
+"""What the processor is good at: who multiplies matrices on it, and how quickly it does what routes are made of.
+
+Torch multiplies float32 matrices by MKL, which keeps to vectors of 256 bits on AMD's processors. From Zen 5 on these
+compute 512 bits at once, and oneDNN, by which torch convolves, is twice as quick there. A processor is known by its
+features and never by timing: the same one always computes the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Processor(NamedTuple):
+    """Operations and bytes a second, of two cores; what matters is only how they compare."""
+
+    onednn: bool
+    """Whether oneDNN multiplies matrices of float32, in place of the library that torch takes."""
+    columns: int
+    """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
+    product: float
+    """Operations of one large product."""
+    batched: float
+    """Of a product for each sample."""
+    square: float
+    """Of U Uᵀ."""
+    convolved: float
+    """Of a convolution's kernel."""
+    uneven: float
+    """How much slower the kernel is on numbers of channels that do not fill its vectors: this, over the channels."""
+    copied: float
+    """Bytes of patches gathered."""
+    turned: float
+    """Bytes of an input turned to channels last."""
+    written: float
+    """Bytes of U written by torch's kernel."""
+    ordered: float
+    """Bytes of x and z that the kernel brings into an order of its own."""
+    visited: float
+    """Bytes of entries met once."""
+
+
+USUAL = Processor(
+    onednn=False,
+    columns=64,
+    product=200e9,
+    batched=150e9,
+    square=185e9,
+    convolved=190e9,
+    uneven=32.0,
+    copied=20e9,
+    turned=4e9,
+    written=3e9,
+    ordered=8e9,
+    visited=4e9,
+)
+ZEN5 = Processor(
+    onednn=True,
+    columns=32,
+    product=430e9,
+    batched=190e9,
+    square=420e9,
+    convolved=450e9,
+    uneven=72.0,
+    copied=20e9,
+    turned=4e9,
+    written=12e9,
+    ordered=25e9,
+    visited=8e9,
+)
+
+
+@cache
+def processor() -> Processor:
+    """This one."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    amd = str(known.get("cpu_name", "")).startswith("AMD")
+    zen5 = amd and known.get("avx512_f") and known.get("avx_vnni") and torch.backends.mkldnn.is_available()
+    return ZEN5 if zen5 else USUAL
