@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import fngd.processor
 from fngd import products
 from fngd.processor import USUAL, ZEN5
-from fngd.products import add_square, mirrored, product, varied_product, weighted_sum
+from fngd.products import add_square, mirrored, product, summed_outer, varied_product, weighted_sum
 from reference import relative_error
 
 FLOAT32 = 2e-6
@@ -38,6 +38,15 @@ def test_rows_are_multiplied_with_rows(on_any_processor, n, half, d, groups):
     assert relative_error(varied_product(a, b).double(), exact) <= FLOAT32
     turned = (t.mT.contiguous().mT for t in (a, b))
     assert relative_error(product(*turned).double(), exact) <= FLOAT32
+    apart = (torch.cat((t, t), -1)[..., :d] for t in (a, b))
+    assert relative_error(product(*apart).double(), exact) <= FLOAT32
+
+
+@drawn(n=70, p=40, eighth=5)
+def test_outer_products_add_up(on_any_processor, n, p, eighth):
+    torch.manual_seed(0)
+    z, x = torch.randn(n, p), torch.randn(n, 8 * eighth)
+    assert relative_error(summed_outer(z, x).double(), z.double().T @ x.double()) <= FLOAT32
 
 
 @drawn(M=140, entries=200)
@@ -68,7 +77,16 @@ def test_sequences_of_any_length_are_few_shapes_to_onednn(monkeypatch):
     monkeypatch.setattr(products, "product", multiply)
     for n in range(1, 1000):
         varied_product(torch.empty(1, n, 2), torch.empty(1, 128, 2))
-    assert len(met) == 10
+        summed_outer(torch.empty(n, 16), torch.empty(n, 32))
+    assert len(met) == 10 + 10
+
+
+def test_rows_with_gaps_between_them_are_not_for_onednn(monkeypatch):
+    """For the columns of a wider matrix, turned, it has no code but its slowest: seconds in place of milliseconds."""
+    monkeypatch.setattr(products, "processor", lambda: ZEN5)
+    a, b = torch.randn(256, 64), torch.randn(64, 512)[:, :256].T
+    assert not products._suits_onednn(a, b)
+    assert products._suits_onednn(a, b.clone()) == products._suits_onednn(b.clone(), a) == torch.backends.mkldnn.enabled
 
 
 CAPABILITIES = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx_vnni": True}

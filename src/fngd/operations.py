@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fngd.products import summed_outer
 from fngd.scratch import Scratch
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -139,7 +140,7 @@ class Linear(Operation):
         z = _rows(z)
         return (
             z.mm(weight).view(x.shape) if needs[0] else None,
-            z.t().mm(_rows(x)) if needs[1] else None,
+            summed_outer(z, _rows(x)) if needs[1] else None,
             z.sum(0) if needs[2] else None,
         )
 

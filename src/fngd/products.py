@@ -1,4 +1,4 @@
-"""The products that routes share: rows with rows, U Uᵀ, half of it, and c·U; blocks of a dimension.
+"""Products of matrices, by the library that is quickest: rows with rows, sums of outer products, half of U Uᵀ, c·U.
 
 Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
 the diagonal on. U is short and wide: MKL is quicker if its products are cut into parts of U, spread over the cores.
@@ -38,19 +38,33 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def varied_product(a: Tensor, b: Tensor) -> Tensor:
-    """The same where n is another number each time, as for sequences: in powers of two.
-
-    OneDNN keeps the better part of a megabyte of code for every shape that it has met.
-    """
-    n, start = a.shape[-2], 0
+    """The same where n is another number each time, as for sequences: in powers of two."""
+    n = a.shape[-2]
     if n & (n - 1) == 0 or not _suits_onednn(a, b):
         return product(a, b)
     found = a.new_empty(*a.shape[:-1], b.shape[-2])
-    while start < n:
-        part = slice(start, start + (1 << (n - start).bit_length() - 1))
+    for part in _powers_of_two(n):
         found[..., part, :] = product(a[..., part, :], b)
-        start = part.stop
     return found
+
+
+def summed_outer(z: Tensor, x: Tensor) -> Tensor:
+    """Σ_r z_rᵀ x_r over all rows, another number of them each time: (n, d_out), (n, d_in) → (d_out, d_in)."""
+    if torch.compiler.is_compiling() or not _suits_onednn(z.T, x.T):
+        return z.T @ x
+    first, *others = (product(z[part].T, x[part].T) for part in _powers_of_two(len(z)))
+    for other in others:
+        first += other
+    return first
+
+
+def _powers_of_two(n: int) -> Iterator[slice]:
+    """Parts of n, the largest first: few sizes, since oneDNN keeps the better part of a megabyte of code for each."""
+    start = 0
+    while start < n:
+        stop = start + (1 << (n - start).bit_length() - 1)
+        yield slice(start, stop)
+        start = stop
 
 
 def add_square(K: Tensor, U: Tensor) -> None:
@@ -66,9 +80,11 @@ def add_square(K: Tensor, U: Tensor) -> None:
 
 
 def mirrored(K: Tensor) -> Tensor:
-    """The symmetric matrix whose lower triangle is that of K."""
-    lower = K.tril()
-    return lower + lower.tril(-1).T
+    """The symmetric matrix of which `add_square` has made little more than the lower half."""
+    for columns in blocks(len(K), processor().columns):
+        if columns.stop < len(K):
+            K[columns, columns.stop :] = K[columns.stop :, columns].T
+    return K
 
 
 def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
@@ -78,6 +94,13 @@ def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether oneDNN is to multiply: one large product of float32, where it is quicker."""
-    if a.device.type != "cpu" or a.dtype != torch.float32 or math.prod(a.shape[:-2]) != 1 or b.shape[-2] % EVEN:
+    if a.shape[-2] * b.numel() < LARGE or math.prod(a.shape[:-2]) != 1 or b.shape[-2] % EVEN:
         return False
-    return a.shape[-2] * b.numel() >= LARGE and processor().onednn and bool(torch.backends.mkldnn.enabled)
+    if a.dtype != torch.float32 or a.device.type != "cpu" or not (_is_dense(a) and _is_dense(b)):
+        return False
+    return processor().onednn and bool(torch.backends.mkldnn.enabled)
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether its rows, or its columns, lie without gaps: for others oneDNN has only its slowest code."""
+    return t.is_contiguous() or t.mT.is_contiguous()

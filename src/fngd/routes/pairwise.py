@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution
 from fngd.planner import Plan, Shape
-from fngd.products import blocks, mirrored, product, varied_product
+from fngd.products import blocks, product, varied_product
 from fngd.scratch import Products, Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -38,8 +38,10 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
             kept[here.start] = X
         Z = varied_product(z[:, after], z[:, here].div(scale)).div_(scale)
         K[first:, here] = Z.mul_(X).view(G, M - first, T, -1).sum((0, 2))
-    found, weigh = K.view(M, M, T).sum(2), partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None
-    return Gram(found if plan.block >= M * T else mirrored(found), weigh)
+    K = K.view(M, M, T).sum(2)
+    if plan.block < M * T:  # what is above the diagonal was left out, or begun
+        K = K.tril() + K.tril(-1).T
+    return Gram(K, partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
 
 
 def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor, c: Tensor) -> Tensor:
