@@ -36,6 +36,8 @@ VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
 """Seconds that a small call takes, whatever it does."""
+FEW = 8
+"""Small calls that every route makes."""
 LITTLE = 1.25
 """What may be held in place of the least that is possible, where that is over the budget: smaller blocks are slow."""
 ROUTES = ("pairwise", "pixels", "kernel", "materialised")
@@ -143,6 +145,7 @@ def _pairwise(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     pairs = G * M * T * (M * T + block)
     flops = pairs * (d_in + d_out)
     seconds = read / speed.turned + (held - read) / speed.copied + flops / speed.product + pairs * item / speed.visited
+    seconds += (FEW + 4 * M * T / block) * CALL
     return Plan("pairwise", block, flops, held + summed + block * row, seconds + _second_product(shape, speed))
 
 
@@ -151,7 +154,7 @@ def _pixels(shape: Shape, item: int, speed: Processor) -> Plan:
     channels, block = d_in // kernel, 1
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
     held = (M * (S * channels + T * d_out) + M**2 * S**2 + max(3 * M**2 * T, M * T * d_out)) * item
-    calls = T * (kernel + 6) / 4  # most of them do little
+    calls = FEW + T * (kernel + 6) / 4  # most of them do little
     seconds = flops / speed.product + (kernel + 3) * M**2 * T**2 / 2 * item / speed.visited + calls * CALL
     return Plan("pixels", block, flops, held, seconds + _second_product(shape, speed))
 
@@ -169,6 +172,8 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
     seconds = product / speed.convolved * slow + square / speed.square
     seconds += ordered / speed.ordered + U * features / speed.written
+    at_once = samples_at_once(block * d_in * item, block * T * item)
+    seconds += (FEW + features / block * (3 * M / at_once + M / speed.columns)) * CALL
     seconds += 0.0 if block == features else _second_product(shape, speed)
     return Plan("kernel", block, product + square, block * U, seconds, block == features)
 
@@ -197,7 +202,7 @@ def _materialised(shape: Shape, item: int, budget: int, speed: Processor) -> Pla
     seconds = read / speed.turned + copied / speed.copied + product / speed.batched * narrow + square / speed.square
     seconds += (1 + kept) * tiles * tile / speed.copied
     copies = 1 if block == d_in else max(1, block // max(1, channels))
-    calls = tiles * (math.ceil(M / samples) * (copies + 1) + 1 + M / speed.columns)
+    calls = FEW + tiles * (math.ceil(M / samples) * (copies + 1) + 1 + M / speed.columns)
     seconds += calls * CALL + (0.0 if kept else _second_product(shape, speed))
     return Plan("materialised", block, product + square, held, seconds, kept, outputs, samples)
 

@@ -180,6 +180,14 @@ def made_record(*rows):
     return RoutesRecord(settings=settings(), measured=rows, surroundings=Surroundings(), provenance=ORIGIN)
 
 
+def test_a_route_that_would_take_minutes_is_not_timed(monkeypatch):
+    model, x = tiny()
+    uses = weights_by_shape(model, [x])[0].drawn(torch.Generator().manual_seed(0))
+    assert len(routes.possible(uses, 2**30)) > 1
+    monkeypatch.setattr(routes, "HOPELESS", 0.0)
+    assert list(routes.possible(uses, 2**30)) == [routes.plan_of(uses, 2**30).route]
+
+
 GOOD = made("2 × 1 × 3 → 4", 3, "pairwise", pairwise=10.9, materialised=10.0)
 BAD = made("2 × 9 × 3 → 4", 1, "kernel", pairwise=40.0, kernel=20.0, materialised=10.0)
 

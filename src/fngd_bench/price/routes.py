@@ -36,6 +36,8 @@ WARMUP = 1
 """Untimed rounds: scratch memory grows in them, and kernels are made ready."""
 COLD_BYTES = 64 * 2**20
 """Touched before each timed call."""
+HOPELESS = 100.0
+"""Of the chosen route's expected time: a route that is expected to take more is not timed, it might take minutes."""
 
 
 def resolve(
@@ -123,7 +125,7 @@ def measure(wanted: RoutesSettings, found: Sequence[Weights], advance: race.Adva
 
 
 def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
-    """The routes that a weight's Gram matrix can take within the budget, and the planner's own in any case.
+    """The routes that a weight's Gram matrix can take within the budget and without hope lost, and the planner's own.
 
     Args:
         uses: The uses of the weight.
@@ -132,13 +134,14 @@ def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
     Returns:
         The plan of each route, by its name.
     """
-    chosen = plan_of(uses, budget).route
+    chosen = plan_of(uses, budget)
     plans = {route: plan_of(uses, budget, route) for route in ROUTES}
-    return {
-        route: plan
-        for route, plan in plans.items()
-        if plan.route == route and (plan.bytes <= budget or route == chosen)
-    }
+
+    def is_timed(route: str, plan: Plan) -> bool:
+        fits = plan.bytes <= budget and plan.seconds <= HOPELESS * chosen.seconds
+        return plan.route == route and (fits or route == chosen.route)
+
+    return {route: plan for route, plan in plans.items() if is_timed(route, plan)}
 
 
 def weighted_gradient(
