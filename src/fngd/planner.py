@@ -30,7 +30,7 @@ BLOCK, PATCHES = 24 * 2**20, 3 * 2**20
 """Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
 ROWS = 128
 """Rows whose products with others are made together: enough of them for these to be quick."""
-FRESH = 4 * 2**20
+FRESH = 5 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
@@ -111,7 +111,7 @@ def samples_at_once(gradient: int, sent: int) -> int:
 
     Gradients come in fresh memory, and the kernel brings z into an order of its own in more of it.
     """
-    return _power_of_two(min(2 * FRESH // max(1, gradient), FRESH // max(1, sent)))
+    return _power_of_two(min(FRESH // max(1, gradient), FRESH // max(1, sent)))
 
 
 def _plans(shape: Shape, item: int, budget: int, speed: Processor) -> Iterator[Plan]:
@@ -168,7 +168,7 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     block = features if G > 1 or features <= most else cut  # groups are not cut
     product, square = 2 * M * T * d_in * features, M * (M + speed.columns) * d_in * features
     slow = max(1.3, speed.uneven / channels) if channels % VECTOR or d_out % VECTOR else 1.0
-    slow *= 2.0 if shape.kernel == 1 else 1.0  # each input is used once
+    slow *= 3.0 if shape.kernel == 1 else 1.0  # each input is used once
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
     seconds = product / speed.convolved * slow + square / speed.square
     seconds += ordered / speed.ordered + U * features / speed.written
