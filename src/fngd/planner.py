@@ -163,9 +163,8 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     M, G, T, d_in, d_out, *_ = shape
     channels, features = d_in // shape.kernel, G * d_out
     U = max(1, M * d_in * item)  # for each output feature
-    most = max(1, budget // U)
-    cut = most - most % VECTOR if most > VECTOR else most
-    block = features if G > 1 or features <= most else cut  # groups are not cut
+    kept = G > 1 or features * U <= budget  # groups are not cut
+    block = features if kept else _multiple(min(budget, 3 * BLOCK // 2) // U, VECTOR)
     product, square = 2 * M * T * d_in * features, M * (M + speed.columns) * d_in * features
     slow = max(1.3, speed.uneven / channels) if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 3.0 if shape.kernel == 1 else 1.0  # each input is used once
@@ -174,8 +173,8 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     seconds += ordered / speed.ordered + U * features / speed.written
     at_once = samples_at_once(block * d_in * item, block * T * item)
     seconds += (FEW + features / block * (3 * M / at_once + M / speed.columns)) * CALL
-    seconds += 0.0 if block == features else _second_product(shape, speed)
-    return Plan("kernel", block, product + square, block * U, seconds, block == features)
+    seconds += 0.0 if kept else _second_product(shape, speed)
+    return Plan("kernel", block, product + square, block * U, seconds, kept)
 
 
 def _materialised(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
@@ -215,6 +214,11 @@ def _block(most: int, channels: int, kernel: int) -> int:
 def _divisor(n: int, most: int) -> int:
     """The largest divisor that is no larger."""
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def _multiple(most: int, of: int) -> int:
+    """The largest multiple that is no larger; where there is none, the number itself, and 1 at the least."""
+    return max(1, most - most % of if most > of else most)
 
 
 def _power_of_two(most: int) -> int:

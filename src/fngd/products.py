@@ -6,6 +6,7 @@ the diagonal on. U is short and wide: MKL is quicker if its products are cut int
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -38,13 +39,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def varied_product(a: Tensor, b: Tensor) -> Tensor:
-    """The same where n is another number each time, as for sequences: in powers of two."""
-    n = a.shape[-2]
-    if n & (n - 1) == 0 or not _suits_onednn(a, b):
+    """The same where n or m is another number each time, as for sequences: in powers of two."""
+    if not _suits_onednn(a, b):
         return product(a, b)
     found = a.new_empty(*a.shape[:-1], b.shape[-2])
-    for part in _powers_of_two(n):
-        found[..., part, :] = product(a[..., part, :], b)
+    for rows, columns in itertools.product(_powers_of_two(a.shape[-2]), _powers_of_two(b.shape[-2])):
+        found[..., rows, columns] = product(a[..., rows, :], b[..., columns, :])
     return found
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution, divided, gram_dtype
 from fngd.planner import Plan, Shape
-from fngd.products import blocks
+from fngd.products import blocks, varied_product
 from fngd.products import product as inner
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use
@@ -58,7 +58,7 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
         for shift in shifts:
             if all(part.start <= at < part.stop for part, at in zip(shift.here, s, strict=True)):
                 _add_looks(P, Q, s, shift)
-        Z = inner(by_position[number], by_position[number:].flatten(0, 1))
+        Z = varied_product(by_position[number], by_position[number:].flatten(0, 1))
         pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
         upper += pairs.sum(1)
         diagonal += pairs[:, 0]
@@ -74,7 +74,7 @@ def _inner_products(rows: Tensor, at_once: int, scratch: Scratch) -> Tensor:
     """The products of rows with those that are not in a block before their own."""
     Q = scratch.take("U", (len(rows), len(rows)), rows.dtype, rows.device)
     for here in blocks(len(rows), at_once):
-        Q[here, here.start :] = inner(rows[here], rows[here.start :])
+        Q[here, here.start :] = varied_product(rows[here], rows[here.start :])
     return Q
 
 
