@@ -180,6 +180,23 @@ def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route, 
     assert plan(shape, speed=speed).route == route
 
 
+@pytest.mark.parametrize("speed", [USUAL, ZEN5])
+@pytest.mark.parametrize(("M", "T", "budget"), [(8192, 1, BUDGET), (2048, 1, 2**24), (2048, 8, BUDGET)])
+def test_large_batches_of_few_positions_are_still_multiplied_pairwise(M, T, budget, speed):
+    """The other routes take a hundred times as long there."""
+    chosen = plan(Shape(M, 1, T, 512, 512), 4, budget, speed=speed)
+    assert (chosen.route, chosen.block) == ("pairwise", 128)
+
+
+def test_what_float32_is_good_at_says_nothing_of_float64():
+    operation = Convolution(Samples(0, 128), (1, 1), (1, 1), (1, 1))
+    x, weight = torch.empty(128, 64, 8, 8, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
+    use = Use(operation, x, x, weight)
+    double = Use(operation, x.double(), x.double(), weight.double())
+    assert plan_of([use]) == plan(shape_of([use]), 4)
+    assert plan_of([double]) == plan(shape_of([double]), 8, speed=USUAL)
+
+
 def test_where_a_product_for_each_sample_is_slow_torchs_kernel_is_taken():
     shape = Shape(128, 1, 64, 576, 64, 9, 64, 100, shifted=True, native=True)
     assert [plan(shape, speed=speed).route for speed in (USUAL, ZEN5)] == ["materialised", "kernel"]

@@ -42,9 +42,10 @@ def test_rows_are_multiplied_with_rows(on_any_processor, n, half, d, groups):
     assert relative_error(product(*apart).double(), exact) <= FLOAT32
 
 
-@drawn(n=70, p=40, eighth=5)
-def test_outer_products_add_up(on_any_processor, n, p, eighth):
+@drawn(n=300, p=40, eighth=5, turned=2000)
+def test_outer_products_add_up(on_any_processor, monkeypatch, n, p, eighth, turned):
     torch.manual_seed(0)
+    monkeypatch.setattr(products, "TURNED", 20 * turned)
     z, x = torch.randn(n, p), torch.randn(n, 8 * eighth)
     assert relative_error(summed_outer(z, x).double(), z.double().T @ x.double()) <= FLOAT32
 
@@ -76,9 +77,13 @@ def test_sequences_of_any_length_are_few_shapes_to_onednn(monkeypatch):
     monkeypatch.setattr(products, "LARGE", 1)
     monkeypatch.setattr(products, "product", multiply)
     for n in range(1, 1000):
-        varied_product(torch.empty(1, n, 2), torch.empty(1, 128, 2))
+        varied_product(torch.empty(1, n, 16), torch.empty(1, 128, 16))
         summed_outer(torch.empty(n, 16), torch.empty(n, 32))
-    assert len(met) == 10 + 10
+    assert len(met) == 10 + 4  # of summed rows 64 to 512
+    met.clear()
+    for M in range(1, 200):
+        add_square(torch.zeros(M, M), torch.zeros(M, 10**4))
+    assert {a[0] for a, b in met if len(a) == 2} == {1, 2, 4, 8, 16, 32, 64, 128}
 
 
 def test_rows_with_gaps_between_them_are_not_for_onednn(monkeypatch):

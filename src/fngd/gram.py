@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from fngd.operations import gram_dtype
 from fngd.planner import BUDGET, Plan, Shape, plan
+from fngd.processor import USUAL, processor
 from fngd.routes.kernel import kernel
 from fngd.routes.materialised import materialised
 from fngd.routes.pairwise import pairwise
@@ -71,7 +73,10 @@ def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None)
 
 
 def _planned(uses: Sequence[Use], shape: Shape, budget: int, route: str | None) -> Plan:
-    return plan(shape, gram_dtype(uses[0].z.dtype).itemsize, budget, route)
+    """What a processor does for float32 on a CPU says nothing of others; on the meta device a CPU is planned for."""
+    z, dtype = uses[0].z, gram_dtype(uses[0].z.dtype)
+    speed = processor() if dtype == torch.float32 and z.device.type in ("cpu", "meta") else USUAL
+    return plan(shape, dtype.itemsize, budget, route, speed)
 
 
 def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ class Operation(ABC):
     def backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
         """The gradients of input, weight and bias that torch itself would compute, None where not needed.
 
+        A linear layer's weight has them from `products`, which may round otherwise than torch does.
         The input's depends on z and the weight only, the bias's on z only: whoever scales x changes the weight's alone.
         """
 

@@ -30,6 +30,8 @@ BLOCK, PATCHES = 24 * 2**20, 3 * 2**20
 """Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
 ROWS = 128
 """Rows whose products with others are made together: enough of them for these to be quick."""
+SAMPLES = 64
+"""Samples whose products with others are summed over positions together."""
 FRESH = 5 * 2**20
 """Bytes that torch's kernel may ask the system for at once: more are slow to come."""
 VECTOR = 16
@@ -88,7 +90,7 @@ class Plan:
 def plan(
     shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | None = None, speed: Processor | None = None
 ) -> Plan:
-    """The route that is expected to take the least time, with the largest blocks that the budget allows.
+    """The route that is expected to take the least time, in blocks that are quick and that the budget allows.
 
     Args:
         shape: The canonical sizes.
@@ -139,9 +141,10 @@ def _pairwise(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     rows, read = G * M * T * item, _channels_last(shape, item)
     gathered = 2 * rows * d_in if shape.pixels else 0  # groups, and several uses, are put in order in a second copy
     held = read + gathered + rows * d_out if shape.pixels else rows * (d_in + d_out) if shape.widened else 0
-    row = max(1, 2 * G * M * T * item)
-    summed = M * M * T * item
-    block = max(1, min(M * T, ROWS, (budget - held - summed) // row))
+    row = max(1, 3 * G * M * T * item)
+    summed = M * min(M, SAMPLES) * T * item if T > 1 else 0
+    most = min(ROWS, (budget - held - summed) // row)
+    block = M * T if 0 < M * T <= most else _multiple(most, VECTOR)
     pairs = G * M * T * (M * T + block)
     flops = pairs * (d_in + d_out)
     seconds = read / speed.turned + (held - read) / speed.copied + flops / speed.product + pairs * item / speed.visited

@@ -2,7 +2,7 @@
 
 Torch multiplies float32 matrices by MKL, which keeps to vectors of 256 bits on AMD's processors. From Zen 5 on these
 compute 512 bits at once, and oneDNN, by which torch convolves, is twice as quick there. A processor is known by its
-features and never by timing: the same one always computes the same bits.
+features, as far as torch tells them, and never by timing: what is computed does not depend on what else goes on.
 """
 
 from __future__ import annotations

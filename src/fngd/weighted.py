@@ -1,9 +1,9 @@
 r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
 
 `weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
-itself would call, or a quicker product: O(MD) extra work (`\cref{tab:time}`); on a CPU, large ones a few samples at a
-time. Two autograd
-functions put it into the graph. Both leave the forward and the input gradient as torch computes them.
+itself would call, or for linear layers a quicker product: O(MD) extra work (`\cref{tab:time}`); on a CPU, large ones a
+few samples at a time. Two autograd functions put it into the graph. Both leave the forward and the input gradient as
+torch computes them.
 
 `Weighted` is for known coefficients: each use of a weight is on its own. Where it would scale the input of a
 convolution, torch's own node can do it (`reads_scaled`): no Python function stands around it then, which for small

@@ -15,6 +15,7 @@ import fngd
 from fngd.gram import plan_of
 from fngd.layers.derivation import scale_of
 from fngd.planner import BUDGET, ROUTES, plan
+from fngd.processor import USUAL
 from fngd.scratch import Scratch
 from fngd_bench import console
 from fngd_bench.errors import InputError
@@ -119,9 +120,9 @@ def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_p
     assert len(names) == routes.pieces(wanted, shapes) == 3 * len(shapes)
     for each, row in zip(shapes, record.measured, strict=True):
         timed = [route.route for route in row.routes]
-        assert timed == [route for route in ROUTES if plan(each.shape, 8, BUDGET, route).route == route]
-        assert row.chosen == plan(each.shape, 8, BUDGET).route
-        assert row.of(row.chosen).expected == plan(each.shape, 8, BUDGET).seconds
+        assert timed == [route for route in ROUTES if plan(each.shape, 8, BUDGET, route, USUAL).route == route]
+        assert row.chosen == plan(each.shape, 8, BUDGET, speed=USUAL).route
+        assert row.of(row.chosen).expected == plan(each.shape, 8, BUDGET, speed=USUAL).seconds
         assert {len(route.seconds) for route in row.routes} == {2}
         assert row.sizes == each.shape._asdict()
     assert [route.route for route in record.measured[0].routes] == list(ROUTES)
