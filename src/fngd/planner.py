@@ -171,6 +171,7 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     product, square = 2 * M * T * d_in * features, M * (M + speed.columns) * d_in * features
     slow = max(1.3, speed.uneven / channels) if channels % VECTOR or d_out % VECTOR else 1.0
     slow *= 3.0 if shape.kernel == 1 else 1.0  # each input is used once
+    slow *= 1 + speed.starting / T
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
     seconds = product / speed.convolved * slow + square / speed.square
     seconds += ordered / speed.ordered + U * features / speed.written

@@ -30,6 +30,8 @@ class Processor(NamedTuple):
     """Of a convolution's kernel."""
     uneven: float
     """How much slower the kernel is on numbers of channels that do not fill its vectors: this, over the channels."""
+    starting: float
+    """Positions of a sample in whose time the kernel gets going."""
     copied: float
     """Bytes of patches gathered."""
     turned: float
@@ -50,6 +52,7 @@ USUAL = Processor(
     square=185e9,
     convolved=190e9,
     uneven=32.0,
+    starting=0.0,
     copied=20e9,
     turned=4e9,
     written=3e9,
@@ -64,9 +67,10 @@ ZEN5 = Processor(
     square=420e9,
     convolved=450e9,
     uneven=72.0,
+    starting=16.0,
     copied=20e9,
     turned=4e9,
-    written=12e9,
+    written=8e9,
     ordered=25e9,
     visited=8e9,
 )
