@@ -104,7 +104,8 @@ def plan(
     """
     plans = list(_plans(shape, item_size, budget, speed or processor()))
     wanted = [candidate for candidate in plans if candidate.route == route] or plans
-    most = max(budget, LITTLE * min(candidate.bytes for candidate in wanted))
+    least = min(candidate.bytes for candidate in wanted)
+    most = budget if least <= budget else LITTLE * least
     return min((each for each in wanted if each.bytes <= most), key=lambda candidate: candidate.seconds)
 
 
