@@ -59,7 +59,7 @@ USUAL = Processor(
     ordered=8e9,
     visited=4e9,
 )
-ZEN5 = Processor(
+ZEN5 = USUAL._replace(
     onednn=True,
     columns=32,
     product=430e9,
@@ -68,8 +68,6 @@ ZEN5 = Processor(
     convolved=450e9,
     uneven=72.0,
     starting=16.0,
-    copied=20e9,
-    turned=4e9,
     written=8e9,
     ordered=25e9,
     visited=8e9,

@@ -23,7 +23,6 @@ LARGE = 2**22
 """Multiplications from which on a product is worth oneDNN's setting up."""
 EVEN = 16
 """Rows of the second factor come in multiples of it for oneDNN: others are rare, and each would be a new shape."""
-
 WORTH = 64
 """Rows of outer products that are worth a pass over their sum."""
 TURNED = 16 * 2**20
