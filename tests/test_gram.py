@@ -199,7 +199,8 @@ def test_what_float32_is_good_at_says_nothing_of_float64():
 
 def test_where_a_product_for_each_sample_is_slow_torchs_kernel_is_taken():
     shape = Shape(128, 1, 64, 576, 64, 9, 64, 100, shifted=True, native=True)
-    assert [plan(shape, speed=speed).route for speed in (USUAL, ZEN5)] == ["materialised", "kernel"]
+    slow = USUAL._replace(batched=USUAL.batched / 4)
+    assert [plan(shape, speed=speed).route for speed in (USUAL, slow)] == ["materialised", "kernel"]
 
 
 def test_a_few_samples_are_no_reason_for_many_small_calls():

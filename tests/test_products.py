@@ -4,11 +4,23 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fngd.processor
 from fngd import products
+from fngd.onednn import ALLOWED, NONE, is_exact
 from fngd.processor import USUAL, ZEN5
-from fngd.products import add_square, mirrored, product, summed_outer, varied_product, weighted_sum
+from fngd.products import (
+    add_product,
+    add_square,
+    mirrored,
+    multiply,
+    product,
+    summed_outer,
+    varied_multiply,
+    varied_product,
+    weighted_sum,
+)
 from reference import relative_error
 
 FLOAT32 = 2e-6
@@ -17,8 +29,9 @@ FLOAT32 = 2e-6
 
 @pytest.fixture(params=[USUAL, ZEN5], ids=["usual", "zen5"])
 def on_any_processor(request, monkeypatch):
-    """Small products are as good as large ones for oneDNN."""
-    monkeypatch.setattr(products, "processor", lambda: request.param)
+    """Small products are as good as large ones for oneDNN; where it would round, nobody multiplies by it."""
+    speed = request.param._replace(onednn=request.param.onednn and is_exact())
+    monkeypatch.setattr(products, "processor", lambda: speed)
     monkeypatch.setattr(products, "LARGE", 1)
     monkeypatch.setattr(products, "SMALL", 1000)
 
@@ -42,12 +55,25 @@ def test_rows_are_multiplied_with_rows(on_any_processor, n, half, d, groups):
     assert relative_error(product(*apart).double(), exact) <= FLOAT32
 
 
-@drawn(n=300, p=40, eighth=5, turned=2000)
-def test_outer_products_add_up(on_any_processor, monkeypatch, n, p, eighth, turned):
+@drawn(n=300, p=40, eighth=5)
+def test_outer_products_add_up(on_any_processor, n, p, eighth):
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "TURNED", 20 * turned)
-    z, x = torch.randn(n, p), torch.randn(n, 8 * eighth)
-    assert relative_error(summed_outer(z, x).double(), z.double().T @ x.double()) <= FLOAT32
+    z, x = torch.rand(n, p), torch.rand(n, 8 * eighth)
+    exact, total = z.double().T @ x.double(), torch.ones(p, 2, 8 * eighth)
+    assert relative_error(summed_outer(z, x).double(), exact) <= FLOAT32
+    add_product(total[:, 1], z.T, x)
+    assert relative_error(total[:, 1].double(), 1 + exact) <= FLOAT32
+    assert (total[:, 0] == 1).all()
+
+
+@drawn(samples=3, p=40, k=70, d=40)
+def test_each_sample_has_its_product_in_its_place(on_any_processor, samples, p, k, d):
+    torch.manual_seed(0)
+    a, b, place = torch.rand(samples, 1, p, k), torch.rand(samples, 1, k, d), torch.empty(samples + 1, 1, p, d)
+    for into_place in (multiply, varied_multiply):
+        into_place(a, b, place.fill_(7.0)[:samples])
+        assert relative_error(place[:samples].double(), a.double() @ b.double()) <= FLOAT32
+        assert (place[samples] == 7).all()
 
 
 @drawn(M=140, entries=200)
@@ -65,33 +91,69 @@ def test_a_weighted_sum_is_that_of_all_parts(M, parts, entries):
     assert relative_error(weighted_sum(c, U), torch.einsum("m,mpe->pe", c, U)) <= 1e-12
 
 
-def test_sequences_of_any_length_are_few_shapes_to_onednn(monkeypatch):
-    """It keeps code for each: in a training on sentences there would be hundreds of megabytes of it."""
-    met = set()
+class ShapesOfOneDNN(TorchDispatchMode):
+    """Notes the shapes and strides of all products that are made while oneDNN is switched on."""
 
-    def multiply(a, b):
-        met.add((a.shape, b.shape))
-        return a @ b.mT
+    def __init__(self):
+        super().__init__()
+        self.met = set()
 
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in {"mm", "bmm", "addmm_", "baddbmm_"} and torch.backends.mkldnn.matmul.fp32_precision == ALLOWED:
+            written = [args[0]] if name.endswith("_") else list((kwargs or {}).values())
+            self.met.add((name, *((*t.shape, *t.stride()) for t in (*written, *args[-2:]))))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def by_onednn(monkeypatch):
+    """Products of any size are oneDNN's."""
+    if not is_exact():
+        pytest.skip("oneDNN is not at hand, or would round")
     monkeypatch.setattr(products, "processor", lambda: ZEN5)
     monkeypatch.setattr(products, "LARGE", 1)
-    monkeypatch.setattr(products, "product", multiply)
-    for n in range(1, 1000):
-        varied_product(torch.empty(1, n, 16), torch.empty(1, 128, 16))
-        summed_outer(torch.empty(n, 16), torch.empty(n, 32))
-    assert len(met) == 10 + 4  # of summed rows 64 to 512
-    met.clear()
-    for M in range(1, 200):
-        add_square(torch.zeros(M, M), torch.zeros(M, 10**4))
-    assert {a[0] for a, b in met if len(a) == 2} == {1, 2, 4, 8, 16, 32, 64, 128}
 
 
-def test_rows_with_gaps_between_them_are_not_for_onednn(monkeypatch):
-    """For the columns of a wider matrix, turned, it has no code but its slowest: seconds in place of milliseconds."""
-    monkeypatch.setattr(products, "processor", lambda: ZEN5)
-    a, b = torch.randn(256, 64), torch.randn(64, 512)[:, :256].T
-    assert not products._suits_onednn(a, b)
-    assert products._suits_onednn(a, b.clone()) == products._suits_onednn(b.clone(), a) == torch.backends.mkldnn.enabled
+def test_sequences_of_any_length_are_few_shapes_to_onednn(by_onednn):
+    """It keeps code for each: in a training on sentences there would be hundreds of megabytes of it."""
+    with ShapesOfOneDNN() as shapes:
+        for n in range(1, 1000):
+            varied_product(torch.empty(1, n, 16), torch.empty(1, 128, 16))
+    assert len(shapes.met) == 10
+    with ShapesOfOneDNN() as shapes:
+        for n in range(1, 1000):
+            summed_outer(torch.empty(n, 16), torch.empty(n, 32))
+    assert len(shapes.met) == 4 + 3  # 64, 128, 256 or 512 rows come first, the first three of them later too
+    with ShapesOfOneDNN() as shapes:
+        for n in range(1, 100):
+            varied_multiply(torch.empty(2, 16, n), torch.empty(2, n, 16), torch.empty(2, 16, 16))
+    assert len(shapes.met) == 7
+
+
+def test_batches_of_any_size_are_few_shapes_to_onednn(by_onednn):
+    with ShapesOfOneDNN() as shapes:
+        for M in range(1, 200):
+            add_square(torch.zeros(M, M), torch.zeros(M, 10**4))
+    assert len(shapes.met) == 8 + 3  # 1 to 128 rows with 32; the last 16 with themselves; 48 at once, in 32 and 16
+
+
+def test_the_switch_is_back_after_a_product_even_a_failed_one(by_onednn):
+    assert torch.backends.mkldnn.matmul.fp32_precision == NONE
+    with pytest.raises(RuntimeError):
+        product(torch.empty(64, 64), torch.empty(64, 65))
+    assert torch.backends.mkldnn.matmul.fp32_precision == NONE
+
+
+def test_a_switch_that_the_user_has_set_is_left_alone(by_onednn):
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    try:
+        with ShapesOfOneDNN() as shapes:
+            product(torch.randn(64, 64), torch.randn(64, 64))
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert not shapes.met
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = NONE
 
 
 CAPABILITIES = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx_vnni": True}
@@ -102,19 +164,26 @@ CAPABILITIES = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx_vnni": True}
     [
         (CAPABILITIES, ZEN5),
         ({**CAPABILITIES, "avx_vnni": False}, USUAL),
+        ({**CAPABILITIES, "amx_tile": True}, USUAL),
         ({**CAPABILITIES, "cpu_name": "Intel(R) Xeon(R)"}, USUAL),
         ({}, USUAL),
     ],
 )
 def test_a_processor_is_known_by_its_features(monkeypatch, capabilities, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(fngd.processor, "is_exact", lambda: True)
     assert fngd.processor.processor.__wrapped__() == expected
 
 
-def test_without_onednn_nothing_is_expected_of_it(monkeypatch):
+def test_whether_onednn_rounds_does_not_depend_on_who_asks():
+    alone = is_exact.__wrapped__()
+    with torch.device("meta"), torch.autocast("cpu"):
+        assert is_exact.__wrapped__() == alone
+
+
+def test_nothing_is_expected_of_a_library_that_would_round(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: CAPABILITIES, raising=False)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(fngd.processor, "is_exact", lambda: False)
     assert fngd.processor.processor.__wrapped__() == USUAL
 
 

@@ -157,7 +157,7 @@ def _pixels(shape: Shape, item: int, speed: Processor) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
     channels, block = d_in // kernel, 1
     flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
-    held = (M * (S * channels + T * d_out) + M**2 * S**2 + max(3 * M**2 * T, M * T * d_out)) * item
+    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + T) + M * T * max(M, d_out)) * item
     calls = FEW + T * (kernel + 6) / 4  # most of them do little
     seconds = flops / speed.product + (kernel + 3) * M**2 * T**2 / 2 * item / speed.visited + calls * CALL
     return Plan("pixels", block, flops, held, seconds + _second_product(shape, speed))

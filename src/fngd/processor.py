@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fngd.onednn import is_exact
+
 
 class Processor(NamedTuple):
     """Operations and bytes a second, of two cores; what matters is only how they compare."""
@@ -63,12 +65,14 @@ ZEN5 = USUAL._replace(
     onednn=True,
     columns=32,
     product=430e9,
-    batched=190e9,
+    batched=440e9,
     square=420e9,
     convolved=450e9,
     uneven=72.0,
     starting=16.0,
-    written=8e9,
+    copied=40e9,
+    turned=6e9,
+    written=5e9,
     ordered=25e9,
     visited=8e9,
 )
@@ -79,5 +83,5 @@ def processor() -> Processor:
     """This one."""
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     amd = str(known.get("cpu_name", "")).startswith("AMD")
-    zen5 = amd and known.get("avx512_f") and known.get("avx_vnni") and torch.backends.mkldnn.is_available()
-    return ZEN5 if zen5 else USUAL
+    zen5 = amd and known.get("avx512_f") and known.get("avx_vnni") and not known.get("amx_tile")
+    return ZEN5 if zen5 and is_exact() else USUAL

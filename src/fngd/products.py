@@ -1,18 +1,20 @@
 """Products of matrices, by the library that is quickest: rows with rows, sums of outer products, half of U Uᵀ, c·U.
 
+OneDNN keeps the better part of a megabyte of code for each shape that it meets, distances of rows and of matrices
+included. Where a size is another number each time, as for sequences, it is cut into powers of two.
 Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
 the diagonal on. U is short and wide: MKL is quicker if its products are cut into parts of U, spread over the cores.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from fngd.onednn import ByOneDNN
 from fngd.processor import processor
 
 PARTS = 4
@@ -22,11 +24,11 @@ SMALL = 2**19
 LARGE = 2**22
 """Multiplications from which on a product is worth oneDNN's setting up."""
 EVEN = 16
-"""Rows of the second factor come in multiples of it for oneDNN: others are rare, and each would be a new shape."""
+"""What the second number of rows is a multiple of, for oneDNN: others are rare, and each would be a new shape."""
+MANY = 512
+"""Rows that are multiplied at once where their number varies: more are no quicker, and would be more shapes."""
 WORTH = 64
 """Rows of outer products that are worth a pass over their sum."""
-TURNED = 16 * 2**20
-"""Bytes of z that are turned at once: oneDNN does it in fresh memory."""
 
 
 def blocks(total: int, size: int) -> Iterator[slice]:
@@ -34,23 +36,41 @@ def blocks(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of rows with rows, a bᵀ: (*, n, d), (*, m, d) → (*, n, m)."""
+def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The product a b, in its place if it has one: (*, n, k), (*, k, m) → (*, n, m)."""
     if not _suits_onednn(a, b):
-        return a @ b.mT
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.view(b.shape[-2:]), None, "none", [], "")
+        return torch.matmul(a, b, out=out)
+    with ByOneDNN():
+        return torch.matmul(a, b, out=out)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The inner products of rows with rows, a bᵀ: (*, n, d), (*, m, d) → (*, n, m)."""
+    return multiply(a, b.mT, out)
+
+
+def varied_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The same where n is another number each time, and m may be."""
+    if b.shape[-2] % EVEN or not _suits_onednn(a, b.mT):
+        return torch.matmul(a, b.mT, out=out)
+    found = a.new_empty(*a.shape[:-1], b.shape[-2]) if out is None else out
+    for rows in _powers_of_two(a.shape[-2], MANY):
+        product(a[..., rows, :], b, found[..., rows, :])
     return found
 
 
-def varied_product(a: Tensor, b: Tensor) -> Tensor:
-    """The same where n or m is another number each time, as for sequences: in powers of two."""
-    parts = [list(_powers_of_two(t.shape[-2])) for t in (a, b)]
-    if max(map(len, parts)) == 1 or not _suits_onednn(a, b):
-        return product(a, b)
-    found = a.new_empty(*a.shape[:-1], b.shape[-2])
-    for rows, columns in itertools.product(*parts):
-        found[..., rows, columns] = product(a[..., rows, :], b[..., columns, :])
-    return found
+def varied_multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """The product a b, in its place, where k is another number each time."""
+    return multiply(a, b, out) if a.shape[-1].bit_count() == 1 else torch.matmul(a, b, out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Total += a b."""
+    if _suits_onednn(a, b):
+        with ByOneDNN():
+            total.addmm_(a, b)
+    else:
+        total.addmm_(a, b)
 
 
 def summed_outer(z: Tensor, x: Tensor) -> Tensor:
@@ -58,21 +78,21 @@ def summed_outer(z: Tensor, x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # a graph that knows the number of rows would be made anew for each
         return z.T @ x
     whole = len(z) - len(z) % WORTH
-    if whole == 0 or not _suits_onednn(z.T, x.T):
+    if whole == 0 or not _suits_onednn(z.T, x):
         return z.T @ x
-    first, *others = _powers_of_two(whole, most=max(WORTH, TURNED // z[0].nbytes))
-    total = product(z[first].T, x[first].T)
+    first, *others = _powers_of_two(whole)
+    total = multiply(z[first].T, x[first])
     for part in others:
-        total += product(z[part].T, x[part].T)
+        add_product(total, z[part].T, x[part])
     return total.addmm_(z[whole:].T, x[whole:]) if whole < len(z) else total
 
 
 def _powers_of_two(n: int, most: int | None = None) -> Iterator[slice]:
-    """Parts of n, the largest first: few sizes, since oneDNN keeps the better part of a megabyte of code for each."""
+    """Parts of n, the largest first; `most` is a power of two itself."""
     start = 0
     while start < n:
-        size = n - start if most is None else min(n - start, most)
-        stop = start + (1 << size.bit_length() - 1)
+        left = n - start if most is None else min(n - start, most)
+        stop = start + (1 << left.bit_length() - 1)
         yield slice(start, stop)
         start = stop
 
@@ -80,14 +100,16 @@ def _powers_of_two(n: int, most: int | None = None) -> Iterator[slice]:
 def add_square(K: Tensor, U: Tensor) -> None:
     """K += U Uᵀ for U of (M, entries); above the diagonal only in the blocks on it."""
     small = max(U.numel(), K.numel()) <= SMALL
-    parts, at_once = math.gcd(PARTS, U.shape[1]), max(1, len(K)) if small else processor().columns
-    for columns in blocks(len(K), at_once):
-        rows, some = U[columns.start :], U[columns]
-        if _suits_onednn(rows, some):
-            K[columns.start :, columns] += varied_product(rows, some)
-        else:
-            cut = (t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (rows, some))
-            K[columns.start :, columns] += product(*cut).sum(0)
+    for columns in blocks(len(K), max(1, len(K)) if small else processor().columns):
+        K[columns.start :, columns] += _wide_product(U[columns.start :], U[columns])
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of few long rows with fewer."""
+    if _suits_onednn(a, b.T):
+        return varied_product(a, b)
+    parts = math.gcd(PARTS, a.shape[1])
+    return product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b))).sum(0)
 
 
 def mirrored(K: Tensor) -> Tensor:
@@ -104,14 +126,7 @@ def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
 
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is to multiply: one large product of float32, where it is quicker."""
-    if a.shape[-2] * b.numel() < LARGE or math.prod(a.shape[:-2]) != 1 or b.shape[-2] % EVEN or b.shape[-1] < EVEN:
-        return False
-    if a.dtype != torch.float32 or a.device.type != "cpu" or not (_is_dense(a) and _is_dense(b)):
+    """Whether oneDNN is to multiply: a large product of float32, where it is quicker."""
+    if a.shape[-2] * b.numel() < LARGE or a.dtype != torch.float32 or a.device.type != "cpu":
         return False
     return processor().onednn and bool(torch.backends.mkldnn.enabled)
-
-
-def _is_dense(t: Tensor) -> bool:
-    """Whether its rows, or its columns, lie without gaps: for others oneDNN has only its slowest code."""
-    return t.is_contiguous() or t.mT.is_contiguous()

@@ -12,12 +12,11 @@ from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fngd.operations import widened
+from fngd.operations import Convolution, widened
 from fngd.planner import Plan, Shape
-from fngd.products import add_square, blocks, mirrored, weighted_sum
+from fngd.products import add_square, blocks, mirrored, multiply, varied_multiply, weighted_sum
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -71,7 +70,8 @@ def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
 def _multiply(rows: Sequence[Rows], features: slice, outputs: slice, samples: slice, u: Tensor) -> None:
     """The gradients of some samples, Σ over uses of zᵀx, into their place in a tile."""
     first, *others = rows
-    torch.matmul(first.outputs(outputs, samples), first.inputs(features, samples), out=u)
+    into_place = multiply if isinstance(first.use.operation, Convolution) else varied_multiply
+    into_place(first.outputs(outputs, samples), first.inputs(features, samples), u)
     for row in others:
         u += row.outputs(outputs, samples) @ row.inputs(features, samples)
 

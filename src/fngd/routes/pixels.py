@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution, divided, gram_dtype
 from fngd.planner import Plan, Shape
-from fngd.products import blocks, varied_product
-from fngd.products import product as inner
+from fngd.products import add_product, blocks, varied_product
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use
 
@@ -40,7 +39,7 @@ class Shift(NamedTuple):
 def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K, one output position s at a time.
 
-    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; pairs (s, t) with s after t
+    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; pairs (t, s) with t before s
     are the others transposed, before and after a shift: they are left out, but for those on the line of s.
     """
     use, M = uses[0], shape.M
@@ -50,19 +49,20 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     seen = scratch.take("read", (*space, M, x.shape[1]), dtype, x.device).copy_(_pixels_first(x))
     sent = divided(_pixels_first(z), scale, scratch.take("sent", (*out, M, z.shape[1]), dtype, x.device))
     Q = _inner_products(seen.flatten(0, -2), plan.block * M, scratch).view(*space, M, *space, M)
-    P = scratch.take("rows", (M, *out, M), dtype, x.device)
-    upper, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
+    P = scratch.take("rows", (*out, M, M), dtype, x.device)
+    Z = scratch.take("products", (shape.T, M, M), dtype, x.device)
+    lower, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
     shifts, by_position = _shifts(operation, weight.shape[2:], space, out), sent.flatten(0, -3)
     for number, s in enumerate(product(*(range(n) for n in out))):
-        P[:, s[0] :].zero_()
+        P[s[0] :].zero_()
         for shift in shifts:
             if all(part.start <= at < part.stop for part, at in zip(shift.here, s, strict=True)):
                 _add_looks(P, Q, s, shift)
-        Z = varied_product(by_position[number], by_position[number:].flatten(0, 1))
-        pairs = Z.mul_(P.view(M, -1)[:, number * M :]).view(M, -1, M)
-        upper += pairs.sum(1)
-        diagonal += pairs[:, 0]
-    return Gram(upper + upper.T - diagonal, partial(_weighed, use, shifts, seen, sent, scratch))
+        varied_product(by_position[number:].flatten(0, 1), by_position[number], Z[number:].flatten(0, 1))
+        pairs = Z[number:].mul_(P.flatten(0, -3)[number:])
+        lower += pairs.sum(0)
+        diagonal += pairs[0]
+    return Gram(lower + lower.T - diagonal, partial(_weighed, use, shifts, seen, sent, scratch))
 
 
 def _pixels_first(t: Tensor) -> Tensor:
@@ -71,20 +71,19 @@ def _pixels_first(t: Tensor) -> Tensor:
 
 
 def _inner_products(rows: Tensor, at_once: int, scratch: Scratch) -> Tensor:
-    """The products of rows with those that are not in a block before their own."""
+    """The products of rows with those that are not in a block after their own."""
     Q = scratch.take("U", (len(rows), len(rows)), rows.dtype, rows.device)
     for here in blocks(len(rows), at_once):
-        Q[here, here.start :] = varied_product(rows[here], rows[here.start :])
+        varied_product(rows[here.start :], rows[here], Q[here.start :, here])
     return Q
 
 
 def _add_looks(P: Tensor, Q: Tensor, s: tuple[int, ...], shift: Shift) -> None:
-    """Add to the inner products of s's patch with others those of the pixels that one position of the kernel sees."""
+    """Add to the inner products of others' patches with s's those of the pixels that a position of the kernel sees."""
     by, here, there = shift
-    pixel = [slice(at + far, at + far + 1) for at, far in zip(s, by, strict=True)]
+    pixel: list[int | slice] = [at + far for at, far in zip(s, by, strict=True)]
     from_s, seen_from_s = slice(s[0], here[0].stop), slice(s[0] + by[0], there[0].stop)
-    looks = Q[(*pixel, EVERY, seen_from_s, *there[1:])].flatten(0, len(s))
-    P[(EVERY, from_s, *here[1:])] += looks
+    P[(from_s, *here[1:])] += Q[(seen_from_s, *there[1:], EVERY, *pixel)]
 
 
 def _weighed(use: Use, shifts: Sequence[Shift], seen: Tensor, sent: Tensor, scratch: Scratch, c: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def _weighed(use: Use, shifts: Sequence[Shift], seen: Tensor, sent: Tensor, scra
     summed = sent.new_zeros(sent.shape[-1], len(shifts), seen.shape[-1])
     for number, (_, here, there) in enumerate(shifts):
         for z, x in zip(_lines(weighted, here), _lines(seen, there), strict=True):
-            summed[:, number] += inner(z.T, x.T)
+            add_product(summed[:, number], z.T, x)
     return use.operation.as_weight(summed, use.weight)
 
 
