@@ -1,14 +1,16 @@
 r"""What the batches said of a layer: the running mean c̃ that later steps share, and the measures of `statistics()`.
 
-When a layer's gradient is due it notes down a `Report`, a few vectors; what follows from it is worked out by `settle`
-for all layers at once, at the end of the step. Layers are many and these tensors small: one by one, the calls alone
-would take longer than a small layer's gradient.
+When a layer's gradient is due it notes down a `Report`, a few vectors; what follows from it is worked out by `settle`,
+for all layers and some steps at once. Layers are many and these tensors small: one by one, the calls alone would take
+longer than a small layer's gradient. When it is done does not show in the result, to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from fngd.coefficients import Solution
 
 
 class Report(NamedTuple):
-    """What a layer knows of a batch when its gradient is due; of several layers, with one dimension more in front."""
+    """What a layer knows of a batch when its gradient is due; of several layers and batches, with these in front."""
 
     c: Tensor
     """The coefficients, (M,)."""
@@ -93,54 +95,78 @@ class History:
         """The measures averaged over the valid batches."""
         return Measures(*(self.totals / self.counted.clamp_min(1)).unbind())
 
-    def make_room(self, batch: Report) -> bool:
-        """Make c̃ as long as a batch, if it is to be, and say whether the batch's coefficients enter it.
+    def make_room(self, batches: Sequence[Report]) -> bool:
+        """Make c̃ as long as some batches of one size, if it is to be, and say whether their coefficients enter it.
 
-        A batch shorter than c̃ (the last of an epoch) is measured but does not enter c̃; a longer one starts it anew,
-        if it is valid: only then is a tensor's value waited for.
+        Batches shorter than c̃ (the last of an epoch) are measured but do not enter c̃; longer ones start it anew, if
+        one is valid: only then is a tensor's value waited for.
         """
-        if (self.mean is None or len(self.mean) < len(batch.c)) and bool(batch.valid):
-            self.mean, self.count = torch.zeros_like(batch.c), torch.zeros_like(batch.c[0])
-        return self.mean is not None and len(self.mean) == len(batch.c)
+        c = batches[0].c
+        if (self.mean is None or len(self.mean) < len(c)) and any(bool(batch.valid) for batch in batches):
+            self.mean, self.count = torch.zeros_like(c), torch.zeros_like(c[0])
+        return self.mean is not None and len(self.mean) == len(c)
 
 
-def settle(reports: Sequence[tuple[History, Report]], weight: Callable[[Tensor], Tensor]) -> None:
-    """Take in a batch of each of several layers, those of one shape and device together.
+def settle(reports: Iterable[tuple[History, Report]], weight: Callable[[Tensor], Tensor]) -> None:
+    """Take in the batches of several layers, each layer's in their order; what is alike is worked out together.
 
     Where a batch is not valid nothing but `skipped` changes; whether it is, is a tensor, so that nothing waits for it.
 
     Args:
-        reports: Different histories, each with what its layer has reported.
+        reports: Histories, each with what its layer has reported; a history may come more than once.
         weight: The policy's share of the newest batch in c̃, a function of the numbers of batches.
     """
-    alike: dict[Any, list[tuple[History, Report]]] = {}
+    queues: dict[int, tuple[History, list[Report]]] = {}
     for history, batch in reports:
-        key = history.make_room(batch), len(batch.c), batch.c.dtype, batch.c.device
-        alike.setdefault(key, []).append((history, batch))
-    for (accepted, *_), group in alike.items():
-        histories = [history for history, _ in group]
-        batch = Report(*map(torch.stack, zip(*(batch for _, batch in group), strict=True)))
-        _add_measures(histories, batch)
-        if accepted:
-            _add_coefficients(histories, batch, weight)
+        queues.setdefault(id(history), (history, []))[1].append(batch)
+    while queues:
+        alike: dict[Any, list[tuple[History, list[Report]]]] = {}
+        for history, queue in queues.values():
+            batches = list(takewhile(partial(_alike, queue[0]), queue))
+            del queue[: len(batches)]
+            key = history.make_room(batches), len(batches), *_kind(batches[0])
+            alike.setdefault(key, []).append((history, batches))
+        for (accepted, *_), group in alike.items():
+            _take_in(group, weight if accepted else None)
+        queues = {key: (history, queue) for key, (history, queue) in queues.items() if queue}
 
 
-def _add_measures(histories: Sequence[History], batch: Report) -> None:
+def _kind(batch: Report) -> tuple[int, torch.dtype, torch.device]:
+    return len(batch.c), batch.c.dtype, batch.c.device
+
+
+def _alike(one: Report, other: Report) -> bool:
+    return _kind(one) == _kind(other)
+
+
+def _take_in(group: Sequence[tuple[History, Sequence[Report]]], weight: Callable[[Tensor], Tensor] | None) -> None:
+    """Take in the same number of batches of each of several layers; without a weight they do not enter c̃."""
+    histories, reports = [history for history, _ in group], [batch for _, batches in group for batch in batches]
+    stacked = map(torch.stack, zip(*reports, strict=True))
+    batches = Report(*(values.unflatten(0, (len(group), -1)) for values in stacked))
+    _add_measures(histories, batches)
+    if weight is not None:
+        _add_coefficients(histories, batches, weight)
+
+
+def _add_measures(histories: Sequence[History], batches: Report) -> None:
     def table(name: str) -> Tensor:
-        return torch.stack([getattr(history, name).to(batch.c.device) for history in histories])
+        return torch.stack([getattr(history, name).to(batches.c.device) for history in histories])
 
-    valid, values, totals = batch.valid, torch.stack(measure(batch), 1), table("totals")
-    has_value = valid.unsqueeze(1) & values.isfinite()
-    totals = torch.where(has_value, totals + values, totals)
-    rows = zip(totals, table("counted") + has_value, table("batches") + valid, table("skipped") + ~valid, strict=True)
-    for history, row in zip(histories, rows, strict=True):
+    valid, values, totals = batches.valid, torch.stack(measure(batches), -1), table("totals")
+    has_value = valid.unsqueeze(-1) & values.isfinite()
+    for summand in torch.where(has_value, values, 0.0).unbind(1):
+        totals = totals + summand
+    counts = [table("counted") + has_value.sum(1), table("batches") + valid.sum(1), table("skipped") + (~valid).sum(1)]
+    for history, *row in zip(histories, totals, *counts, strict=True):
         history.totals, history.counted, history.batches, history.skipped = row
 
 
-def _add_coefficients(histories: Sequence[History], batch: Report, weight: Callable[[Tensor], Tensor]) -> None:
-    count = torch.stack([history.count for history in histories]) + batch.valid
+def _add_coefficients(histories: Sequence[History], batches: Report, weight: Callable[[Tensor], Tensor]) -> None:
+    count = torch.stack([history.count for history in histories]).unsqueeze(1) + batches.valid.cumsum(1)
     mean = torch.stack([history.mean for history in histories if history.mean is not None])
-    share = weight(count.clamp_min(1)) * batch.valid
-    mean = mean + share.unsqueeze(1).to(mean.dtype) * (batch.c - mean)
-    for history, *row in zip(histories, mean, count, strict=True):
+    share = weight(count.clamp_min(1).flatten()).view(count.shape) * batches.valid
+    for part, c in zip(share.unsqueeze(2).to(mean.dtype).unbind(1), batches.c.unbind(1), strict=True):
+        mean = mean + part * (c - mean)
+    for history, *row in zip(histories, mean, count[:, -1], strict=True):
         history.mean, history.count = row

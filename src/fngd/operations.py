@@ -92,11 +92,14 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
-        """The input in a layout from which `inputs` takes any features: made once for a batch.
+    def readable(
+        self, x: Tensor, weight: Tensor, scale: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor | None]:
+        """The input in a layout from which `inputs` takes any features of any samples: made once for a batch.
 
         Args:
             x: The input.
+            weight: What it is multiplied with.
             scale: What it is to be divided by.
             scratch: Where a copy is put.
 
@@ -105,7 +108,7 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+    def inputs(self, readable: Tensor, features: slice, scratch: Scratch) -> Tensor:
         """Some input features in canonical form and in the dtype of the Gram matrix, (M, G, T, features)."""
 
     @abstractmethod
@@ -151,10 +154,12 @@ class Linear(Operation):
             return z.to(dtype)
         return z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1, dtype=dtype)
 
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+    def readable(
+        self, x: Tensor, weight: Tensor, scale: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor | None]:
         return self.outputs(x), scale
 
-    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+    def inputs(self, readable: Tensor, features: slice, scratch: Scratch) -> Tensor:
         return widened(readable[..., features], None, scratch, "rows")
 
     def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
@@ -213,8 +218,10 @@ class Convolution(Operation):
     def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         return z.flatten(2).sum(2, dtype=dtype)
 
-    def readable(self, x: Tensor, scale: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
-        """The padded input with its channels last, (n, *space, G, channels): a copy, and divided."""
+    def readable(
+        self, x: Tensor, weight: Tensor, scale: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor | None]:
+        """A view of all patches, (n, G, *positions, *kernel, channels), of a padded copy with its channels last."""
         space = self.padded(x)
         shape = (len(x), *space, self.groups, x.shape[1] // self.groups)
         padded = scratch.take("read", shape, gram_dtype(x.dtype), x.device)
@@ -222,37 +229,37 @@ class Convolution(Operation):
             padded.zero_()
         inner = padded[(slice(None), *(slice(p, size - p) for p, size in zip(self.padding, space, strict=True)))]
         divided(x.movedim(1, -1).unflatten(-1, shape[-2:]), scale, inner)
-        return padded, None
+        return self._patches(padded, weight.shape[2:]), None
 
-    def inputs(self, readable: Tensor, weight: Tensor, features: slice, scratch: Scratch) -> Tensor:
+    def inputs(self, readable: Tensor, features: slice, scratch: Scratch) -> Tensor:
         """The padded patches, gathered in runs of channels: whole lines of the kernel, or position by position."""
-        kernel, (groups, channels) = weight.shape[2:], readable.shape[-2:]
-        patches = self._patches(readable, kernel)
-        out, line = patches.shape[2 : 2 + len(kernel)], math.prod(kernel[1:]) * channels
-        shape = (len(readable), groups, math.prod(out), features.stop - features.start)
+        dims = len(self.stride)
+        (n, groups), channels = readable.shape[:2], readable.shape[-1]
+        out, kernel = readable.shape[2 : 2 + dims], readable.shape[2 + dims : -1]
+        line = math.prod(kernel[1:]) * channels
+        shape = (n, groups, math.prod(out), features.stop - features.start)
         rows = scratch.take("rows", shape, readable.dtype, readable.device)
         if features.start % line == features.stop % line == 0:
             lines = slice(features.start // line, features.stop // line)
-            seen = patches.narrow(2 + len(kernel), lines.start, lines.stop - lines.start)
+            seen = readable.narrow(2 + dims, lines.start, lines.stop - lines.start)
             rows.view(seen.shape).copy_(seen)
             return self._by_sample(rows)
-        rows = rows.view(len(readable), groups, *out, -1)
+        rows = rows.view(n, groups, *out, -1)
         for number, offset in enumerate(product(*(range(k) for k in kernel))):
             first = number * channels
             start, stop = max(features.start, first), min(features.stop, first + channels)
             if start < stop:
                 at: tuple[Any, ...] = (..., *offset, slice(start - first, stop - first))
-                rows[..., start - features.start : stop - features.start].copy_(patches[at])
+                rows[..., start - features.start : stop - features.start].copy_(readable[at])
         return self._by_sample(rows.view(shape))
 
-    def _patches(self, readable: Tensor, kernel: Sequence[int]) -> Tensor:
-        """A view of all padded patches, (n, G, *positions, *kernel, channels), without a copy."""
-        n, *space, groups, channels = readable.shape
-        first, *strides, between, within = readable.stride()
+    def _patches(self, padded: Tensor, kernel: Sequence[int]) -> Tensor:
+        n, *space, groups, channels = padded.shape
+        first, *strides, between, within = padded.stride()
         steps = [stride * step for stride, step in zip(strides, self.stride, strict=True)]
         offsets = [stride * spread for stride, spread in zip(strides, self.dilation, strict=True)]
         shape = (n, groups, *self._positions(space, kernel), *kernel, channels)
-        return readable.as_strided(shape, (first, between, *steps, *offsets, within))
+        return padded.as_strided(shape, (first, between, *steps, *offsets, within))
 
     def shrinks(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the output has fewer entries than the input."""

@@ -26,7 +26,7 @@ from fngd.processor import Processor, processor
 
 BUDGET = 72 * 2**20
 """Bytes of scratch memory that one layer's Gram matrix may hold."""
-BLOCK, PATCHES = 24 * 2**20, 3 * 2**20
+BLOCK, PATCHES = 24 * 2**20, 6 * 2**20
 """Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
 ROWS = 128
 """Rows whose products with others are made together: enough of them for these to be quick."""

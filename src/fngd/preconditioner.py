@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -335,10 +334,7 @@ class NaturalGradient:
                 layer.refresh()
 
     def _warn_of_skipped(self) -> None:
-        if self._warned or not self.layers:
-            return
-        skipped = [layer.history.skipped for layer in self.layers]
-        if not torch.stack([number.to(skipped[0].device) for number in skipped]).any():  # one answer to wait for
+        if self._run.all_valid() or self._warned:
             return
         bad = [layer.name for layer in self.layers if layer.history.skipped > 0]
         self._warned = True

@@ -25,7 +25,7 @@ LARGE = 2**22
 """Multiplications from which on a product is worth oneDNN's setting up."""
 EVEN = 16
 """What the second number of rows is a multiple of, for oneDNN: others are rare, and each would be a new shape."""
-MANY = 512
+MANY = 256
 """Rows that are multiplied at once where their number varies: more are no quicker, and would be more shapes."""
 WORTH = 64
 """Rows of outer products that are worth a pass over their sum."""
@@ -53,6 +53,8 @@ def varied_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The same where n is another number each time, and m may be."""
     if b.shape[-2] % EVEN or not _suits_onednn(a, b.mT):
         return torch.matmul(a, b.mT, out=out)
+    if a.shape[-2].bit_count() == 1 and a.shape[-2] <= MANY:
+        return product(a, b, out)
     found = a.new_empty(*a.shape[:-1], b.shape[-2]) if out is None else out
     for rows in _powers_of_two(a.shape[-2], MANY):
         product(a[..., rows, :], b, found[..., rows, :])
@@ -101,7 +103,7 @@ def add_square(K: Tensor, U: Tensor) -> None:
     """K += U Uᵀ for U of (M, entries); above the diagonal only in the blocks on it."""
     small = max(U.numel(), K.numel()) <= SMALL
     for columns in blocks(len(K), max(1, len(K)) if small else processor().columns):
-        K[columns.start :, columns] += _wide_product(U[columns.start :], U[columns])
+        K[columns.start :, columns].add_(_wide_product(U[columns.start :], U[columns]))
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
@@ -113,11 +115,8 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mirrored(K: Tensor) -> Tensor:
-    """The symmetric matrix of which `add_square` has made little more than the lower half."""
-    for columns in blocks(len(K), processor().columns):
-        if columns.stop < len(K):
-            K[columns, columns.stop :] = K[columns.stop :, columns].T
-    return K
+    """The symmetric matrix whose lower half is K's."""
+    return K.tril().add_(K.tril(-1).T)
 
 
 def weighted_sum(c: Tensor, U: Tensor) -> Tensor:

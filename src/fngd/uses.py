@@ -23,8 +23,8 @@ class Use(NamedTuple):
 
     def inputs(self, scratch: Scratch) -> Tensor:
         """X in canonical form and in the dtype of the Gram matrix."""
-        readable, _ = self.operation.readable(self.x, None, scratch)
-        return self.operation.inputs(readable, self.weight, slice(0, math.prod(self.weight.shape[1:])), scratch)
+        readable, _ = self.operation.readable(self.x, self.weight, None, scratch)
+        return self.operation.inputs(readable, slice(0, math.prod(self.weight.shape[1:])), scratch)
 
     def outputs(self) -> Tensor:
         """Z in canonical form and in the dtype of the Gram matrix."""

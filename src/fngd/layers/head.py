@@ -150,7 +150,7 @@ class Head(Layer):
         rhs = residuals(use, scale) if self.rhs == "residual" else K.new_ones(M)
         solution = solve(K, rhs, settings.alpha)
         c, mean = solution.c, solution.c.mean()
-        valid = solution.valid & c.sum().isfinite() & (mean > least_mean(settings.alpha, M))
+        valid = solution.valid & (mean > least_mean(settings.alpha, M)) & (mean < torch.inf)
         c = torch.where(valid, c / mean, 1.0)
         self.run.note(self._history, report(K, solution._replace(c=c, valid=valid), true_unit(scale, M, settings)))
         if self.run.watch is not None:

@@ -26,6 +26,9 @@ from fngd.weighted import NO_BACKWARD, Notes, current_backward
 Open = dict[object, tuple[Tensor, Notes | None]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""
 
+LATE = 16
+"""Optimizer steps after which reports enter their histories, if nobody has asked before."""
+
 TWO_THREADS = (
     "fngd: the model is in a forward pass in another thread, and a preconditioned model takes one batch at a time. For "
     "several devices use DistributedDataParallel, one process for each, in place of DataParallel; for several threads "
@@ -55,10 +58,14 @@ class Run:
     """Whether torch.compile makes a graph of the whole forward pass under way."""
     layers: list[Any] = field(default_factory=list)
     """All layers of the model."""
-    reports: dict[int, tuple[History, Report]] = field(default_factory=dict)
-    """What layers have reported of their latest batch and is yet to enter their histories."""
+    reports: list[tuple[History, Report]] = field(default_factory=list)
+    """What layers have reported of their latest batches and is yet to enter their histories."""
+    doubts: list[Tensor] = field(default_factory=list)
+    """Whether the batches were valid that layers have reported since somebody asked."""
     strayed: bool = False
     """Whether a layer has derived outside of any forward pass of the model."""
+    _unsettled: int = 0
+    """Optimizer steps since reports entered their histories."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _thread: int | None = None
@@ -134,19 +141,25 @@ class Run:
 
     def note(self, history: History, report: Report) -> None:
         """A layer reports of its batch."""
-        if id(history) in self.reports:
-            self.settle()
-        self.reports[id(history)] = (history, report)
+        self.reports.append((history, report))
+        self.doubts.append(report.valid)
 
     def settle(self) -> None:
         """Let what layers have reported enter their histories."""
-        reports, self.reports = self.reports, {}
+        reports, self.reports, self._unsettled = self.reports, [], 0
         if reports:
-            settle(list(reports.values()), self.policy.weight)
+            settle(reports, self.policy.weight)
+
+    def all_valid(self) -> bool:
+        """Whether all batches were valid that layers have reported since the last time: one answer to wait for."""
+        doubts, self.doubts = self.doubts, []
+        return not doubts or bool(torch.stack([valid.to(doubts[0].device) for valid in doubts]).all())
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
-        self.settle()
+        self._unsettled += 1
+        if self._unsettled == LATE:
+            self.settle()
         self._latest, self._open, self.entered = None, {}, False
         self.scratch.forget()
         if not self.deriving:

@@ -37,11 +37,13 @@ class Rows(NamedTuple):
         """Some input features of some samples, (m, G, T, features)."""
         repeats = len(self.readable) // len(self.z)
         rows = self.readable[samples.start * repeats : samples.stop * repeats]
-        return self.use.operation.inputs(rows, self.use.weight, features, self.scratch)
+        return self.use.operation.inputs(rows, features, self.scratch)
 
     def outputs(self, features: slice, samples: slice) -> Tensor:
         """Some output features of some samples, (m, G, features, T)."""
-        return widened(self.z[samples, :, features], self.scale, self.scratch, "sent")
+        some = self.z[samples]
+        every = features.stop - features.start == some.shape[2]
+        return widened(some if every else some[:, :, features], self.scale, self.scratch, "sent")
 
 
 def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
@@ -63,7 +65,7 @@ def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, s
 
 
 def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
-    readable, left = use.operation.readable(use.x, scale, scratch)
+    readable, left = use.operation.readable(use.x, use.weight, scale, scratch)
     return Rows(use, readable, use.operation.outputs(use.z).mT, left, scratch)
 
 
@@ -79,6 +81,8 @@ def _multiply(rows: Sequence[Rows], features: slice, outputs: slice, samples: sl
 def _weighed(use: Use, shape: Shape, plan: Plan, tiles: Sequence[Tensor], c: Tensor) -> Tensor:
     """The weighted gradient c·U."""
     _, G, _, d_in, d_out, *_ = shape
+    if len(tiles) == 1:
+        return use.operation.as_weight(weighted_sum(c, tiles[0].flatten(1, 2)), use.weight)
     summed = tiles[0].new_empty(G, d_out, d_in)
     places = product(blocks(d_in, plan.block), blocks(d_out, plan.outputs))
     for tile, (features, outputs) in zip(tiles, places, strict=True):

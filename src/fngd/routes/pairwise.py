@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution
 from fngd.planner import SAMPLES, Plan, Shape
-from fngd.products import blocks, product, varied_product
+from fngd.products import blocks, mirrored, product, varied_product
 from fngd.scratch import Products, Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -22,32 +22,52 @@ KEPT_PRODUCTS = 16 * 2**20
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """K from rows (G, M · T, features)."""
+    M, G, T, *_ = shape
+    x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
+    z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
+    kept = _kept_products(uses, plan, x, scratch)
+    one_by_one = T == 1 and plan.block >= M
+    K = _of_one_position(x, z / scale, kept) if one_by_one else _in_blocks(x, z, scale, shape, plan, kept)
+    return Gram(K, partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
+
+
+def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> Tensor:
+    r"""K = ZᵀZ * XᵀX (`\cref{trans}`), the sum over the groups."""
+    K = _products(x, x, 0, kept) * product(z, z)
+    return K[0] if len(K) == 1 else K.sum(0)
+
+
+def _in_blocks(x: Tensor, z: Tensor, scale: Tensor, shape: Shape, plan: Plan, kept: Products | None) -> Tensor:
     """K, a block of rows (n, t) at a time with all rows (m, s) of samples m that are not before it.
 
     The longer side of a product comes first: BLAS is quicker that way round. The sums over s are there first; those
     over t follow when all blocks of a few samples n are done.
     """
     M, G, T, *_ = shape
-    x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
-    z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
-    K, kept = x.new_zeros(M, M), _kept_products(uses, plan, x, scratch)
+    K = x.new_zeros(M, M)
     for few in blocks(M, M if T == 1 else SAMPLES):
         begin, end = few.start * T, few.stop * T
         sums = K[few.start :, few] if T == 1 else x.new_zeros(M - few.start, end - begin)
         for here in (slice(begin + part.start, begin + part.stop) for part in blocks(end - begin, plan.block)):
             first = here.start // T
             after = slice(first * T, None)
-            X = varied_product(x[:, after], x[:, here]) if kept is None or here.start not in kept else kept[here.start]
-            if kept is not None:
-                kept[here.start] = X
+            X = _products(x[:, after], x[:, here], here.start, kept)
             Z = varied_product(z[:, after], z[:, here].div(scale)).div_(scale)
             found = Z.mul_(X).view(G, M - first, T, -1).sum((0, 2))
             sums[first - few.start :, here.start - begin : here.stop - begin] = found
         if T > 1:
             K[few.start :, few] = sums.view(M - few.start, -1, T).sum(2)
-    if plan.block < M * T:  # what is above the diagonal was left out, or begun
-        K.tril_().add_(K.tril(-1).T)
-    return Gram(K, partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
+    return mirrored(K)  # what is above the diagonal was left out, or begun
+
+
+def _products(x: Tensor, some: Tensor, start: int, kept: Products | None) -> Tensor:
+    """The products of an input's rows with some of them, which begin at `start`; kept ones are not made again."""
+    if kept is None:
+        return varied_product(x, some)
+    if start not in kept:
+        kept[start] = varied_product(x, some)
+    return kept[start]
 
 
 def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor, c: Tensor) -> Tensor:
