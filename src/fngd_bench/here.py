@@ -50,10 +50,16 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _cpu(information: Path) -> str:
-    """The processor's name, from Linux's list of processors where there is one."""
+    """The processor's name, from Linux's list of processors where there is one.
+
+    Rented ones may hide behind a name that says little: family and model tell them apart.
+    """
     lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" not in facts or "model" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def _cores() -> int:

@@ -169,16 +169,20 @@ def test_peak_memory_counts_what_is_held():
 
 
 def test_a_measurement_makes_a_record_that_survives_the_disk(tmp_path):
-    names = []
+    names, kept = [], []
     wanted = small("fngd-share", 3)
-    record = steps.measure(wanted, names.append)
+    record = steps.measure(wanted, names.append, kept.append)
     assert len(names) == steps.pieces(wanted)
     assert [row.method for row in record.measured] == ["sgd", "fngd-share"]
     assert all(len(row.seconds) == 3 and len(row.peak_bytes) == 1 for row in record.measured)
     assert record.parameters == 56_554
     assert record.provenance.torch == torch.__version__
-    write(record, tmp_path / "record.json")
-    assert read(tmp_path / "record.json") == record
+    (timed,) = kept
+    assert [row.seconds for row in timed.measured] == [row.seconds for row in record.measured]
+    for found in (timed, record):
+        write(found, tmp_path / "record.json")
+        assert read(tmp_path / "record.json") == found
+    assert "memory" not in table([timed])
 
 
 def test_a_compiled_measurement_has_times_only_and_says_so(tmp_path, monkeypatch):
@@ -187,7 +191,7 @@ def test_a_compiled_measurement_has_times_only_and_says_so(tmp_path, monkeypatch
     torch._dynamo.utils.counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of what it does itself
-        record = steps.measure(small_compiled("fngd-share,fngd-derive"), quiet)
+        record = steps.measure(small_compiled("fngd-share,fngd-derive"), quiet, quiet)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # plain, one that derives, one that shares
     assert all(len(row.seconds) == 2 and not row.peak_bytes for row in record.measured)
     write(record, tmp_path / "record.json")

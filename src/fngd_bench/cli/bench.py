@@ -46,10 +46,14 @@ def bench_step(
     )
     if json is not None:
         files.check_writable(json)
+
+    def keep(found: record.StepRecord) -> None:
+        if json is not None:
+            record.write(found, json)
+
     with console.progress(steps_bench.pieces(wanted)) as advance:
-        result = steps_bench.measure(wanted, advance)
-    if json is not None:
-        record.write(result, json)
+        result = steps_bench.measure(wanted, advance, keep)
+    keep(result)
     console.print_steps(result, prices(result))
 
 

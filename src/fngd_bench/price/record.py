@@ -82,8 +82,8 @@ class StepRecord:
             raise ValueError(f"there is no {REFERENCE!r} among the methods to compare with")
         if len({(len(row.seconds), len(row.peak_bytes)) for row in self.measured}) > 1:
             raise ValueError("every method must have as many steps and memory runs as the others")
-        if not self.settings.compiled and not all(row.peak_bytes for row in self.measured):
-            raise ValueError("peak_bytes must be measured, unless the models are compiled")
+        if {len(row.peak_bytes) for row in self.measured} != {self.settings.memory_runs}:
+            raise ValueError("peak_bytes must be those of memory_runs")
 
     def of(self, method: str) -> Measured | None:
         """The numbers of one method, None if it was not measured.

@@ -5,6 +5,9 @@ Times come from one process that interleaves the methods (`race`), memory from a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from fngd_bench import models
@@ -97,12 +100,13 @@ def pieces(wanted: StepSettings) -> int:
     return wanted.warmup + wanted.steps + wanted.memory_runs * len(wanted.methods)
 
 
-def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
+def measure(wanted: StepSettings, advance: race.Advance, keep: Callable[[StepRecord], None]) -> StepRecord:
     """Time the methods, then measure their memory.
 
     Args:
         wanted: Resolved settings.
         advance: Told of each round and memory run when it is done.
+        keep: Handed a record of the times as soon as there is one: memory takes as long again.
 
     Returns:
         The record.
@@ -112,18 +116,22 @@ def measure(wanted: StepSettings, advance: race.Advance) -> StepRecord:
         parameters = sum(parameter.numel() for parameter in runners[0].model.parameters())
         watch = Watch()
         times = race.interleave(runners, wanted, advance, watch)
-        surroundings = watch.seen()
+        timed = StepRecord(
+            settings=replace(wanted, memory_runs=0),
+            parameters=parameters,
+            measured=tuple(
+                Measured(method=name, period=METHODS[name].period, seconds=tuple(seconds), peak_bytes=())
+                for name, seconds in zip(wanted.methods, times, strict=True)
+            ),
+            surroundings=watch.seen(),
+            provenance=provenance(),
+        )
+    keep(timed)
     requests = [memory.request(wanted, runner) for runner in runners]
     del runners  # the memory runs may need the room
     peaks = _peaks(requests, wanted.memory_runs, advance)
-    rows = zip(wanted.methods, times, peaks, strict=True)
-    measured = tuple(
-        Measured(method=name, period=METHODS[name].period, seconds=tuple(seconds), peak_bytes=tuple(peak))
-        for name, seconds, peak in rows
-    )
-    return StepRecord(
-        settings=wanted, parameters=parameters, measured=measured, surroundings=surroundings, provenance=provenance()
-    )
+    measured = (replace(row, peak_bytes=tuple(peak)) for row, peak in zip(timed.measured, peaks, strict=True))
+    return replace(timed, settings=wanted, measured=tuple(measured))
 
 
 def _peaks(requests: list[memory.Request], runs: int, advance: race.Advance) -> list[list[int]]:
