@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fngd
+from fngd.layers.run import LATE
 from fngd.planner import ROUTES
 
 
@@ -99,3 +100,27 @@ def test_any_route_and_budget_give_the_same_gradient(route, budget):
         optimizer.detach()
     for mine, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_who_never_steps_piles_nothing_up():
+    model = network()
+    with fngd.NaturalGradient(model, policy=fngd.Fresh()) as natural:
+        for seed in range(50):
+            x, y = data(seed)
+            cross_entropy(model(x), y).backward()
+            assert len(natural._run.reports) < LATE * len(natural.layers)
+            assert len(natural._run.doubts) <= 1 + LATE * len(natural.layers)
+        assert {statistics.batches for statistics in natural.statistics().values()} == {50}
+
+
+def test_a_batch_that_is_not_finite_is_warned_of_although_others_have_been_settled_since():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    natural = fngd.NaturalGradient(model, optimizer, policy=fngd.Fresh())
+    x, y = data(0)
+    cross_entropy(model(x * torch.nan), y).backward()
+    natural.statistics()
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    with pytest.warns(UserWarning, match="NaN or Inf in the gradients of 2 layers"):
+        optimizer.step()

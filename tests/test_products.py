@@ -144,6 +144,12 @@ def test_the_switch_is_back_after_a_product_even_a_failed_one(by_onednn):
     assert torch.backends.mkldnn.matmul.fp32_precision == NONE
 
 
+def test_a_product_under_autocast_is_what_torch_makes_of_it(by_onednn):
+    z, x = torch.randn(200, 16), torch.randn(200, 32)
+    with torch.autocast("cpu"):
+        assert torch.equal(summed_outer(z, x), z.T @ x)
+
+
 def test_a_switch_that_the_user_has_set_is_left_alone(by_onednn):
     torch.backends.mkldnn.matmul.fp32_precision = "ieee"
     try:

@@ -127,7 +127,7 @@ def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
 
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is to multiply: a large product of float32, where it is quicker."""
+    """Whether oneDNN is to multiply: a large product of float32, where it is quicker; not what autocast shortens."""
     if a.shape[-2] * b.numel() < LARGE or a.dtype != torch.float32 or a.device.type != "cpu":
         return False
-    return processor().onednn and bool(torch.backends.mkldnn.enabled)
+    return processor().onednn and bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")

@@ -9,7 +9,7 @@ runs parts of the forward pass again during the backward pass; the batch size is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ Open = dict[object, tuple[Tensor, Notes | None]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""
 
 LATE = 16
-"""Optimizer steps after which reports enter their histories, if nobody has asked before."""
+"""Reports of each layer, on average, that enter the histories together, if nobody asks before."""
 
 TWO_THREADS = (
     "fngd: the model is in a forward pass in another thread, and a preconditioned model takes one batch at a time. For "
@@ -64,8 +64,6 @@ class Run:
     """Whether the batches were valid that layers have reported since somebody asked."""
     strayed: bool = False
     """Whether a layer has derived outside of any forward pass of the model."""
-    _unsettled: int = 0
-    """Optimizer steps since reports entered their histories."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _thread: int | None = None
@@ -143,23 +141,23 @@ class Run:
         """A layer reports of its batch."""
         self.reports.append((history, report))
         self.doubts.append(report.valid)
+        if len(self.reports) >= LATE * len(self.layers):
+            self.settle()
 
     def settle(self) -> None:
         """Let what layers have reported enter their histories."""
-        reports, self.reports, self._unsettled = self.reports, [], 0
+        reports, self.reports = self.reports, []
         if reports:
+            self.doubts = [_all(self.doubts)] if self.doubts else []
             settle(reports, self.policy.weight)
 
     def all_valid(self) -> bool:
         """Whether all batches were valid that layers have reported since the last time: one answer to wait for."""
         doubts, self.doubts = self.doubts, []
-        return not doubts or bool(torch.stack([valid.to(doubts[0].device) for valid in doubts]).all())
+        return not doubts or bool(_all(doubts))
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
-        self._unsettled += 1
-        if self._unsettled == LATE:
-            self.settle()
         self._latest, self._open, self.entered = None, {}, False
         self.scratch.forget()
         if not self.deriving:
@@ -184,6 +182,10 @@ class Run:
     def outside(self) -> bool:
         """Whether a use that is made now belongs to no pass of the model, a part that is run again included."""
         return not self.inside and current_backward() == NO_BACKWARD
+
+
+def _all(valid: Sequence[Tensor]) -> Tensor:
+    return torch.stack([each.to(valid[0].device) for each in valid]).all()
 
 
 def batch_size(inputs: Any, dim: int) -> int | None:
