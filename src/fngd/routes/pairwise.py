@@ -34,7 +34,7 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
 
 def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> Tensor:
     r"""K = ZᵀZ * XᵀX (`\cref{trans}`), the sum over the groups."""
-    K = _products(x, x, 0, kept) * product(z, z)
+    K = _products(x, x, 0, kept) * varied_product(z, z)
     return K[0] if len(K) == 1 else K.sum(0)
 
 
