@@ -154,6 +154,29 @@ def test_scaling_by_a_power_of_two_is_exact(uses, exponent):
     assert torch.equal(gram(scaled, scale, Scratch()).K, gram(uses, ONE, Scratch()).K)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(linear_uses(), convolution_uses()), st.integers(-40, 40))
+def test_whether_gradients_are_divided_does_not_show(uses, exponent):
+    scale, c = torch.ldexp(ONE, torch.tensor(exponent)), numbers(uses[0].operation.samples.M)
+    for route in possible(uses):
+        divided, scratch = gram(uses, scale, Scratch(), route=route), Scratch()
+        as_they_are = gram(uses, None, scratch, route=route)
+        assert torch.equal(as_they_are.K, divided.K * scale**2)
+        assert (as_they_are.weigh is None) == (divided.weigh is None)
+        if as_they_are.weigh is not None and divided.weigh is not None:
+            assert torch.equal(as_they_are.weigh(c), divided.weigh(c * scale))
+
+
+def test_tiny_gradients_of_huge_inputs_are_multiplied_with_each_other_in_range():
+    """z · z alone would be out of float32's range, though K is an ordinary number."""
+    operation, huge, tiny = Linear(Samples(0, 8)), 2.0**55, 2.0**-75
+    x, z, weight = torch.randn(8, 6), torch.randn(8, 3), torch.randn(3, 6)
+    for route in ("pairwise", "materialised"):
+        found = gram([Use(operation, x * huge, z * tiny, weight)], None, Scratch(), route=route).K
+        usual = gram([Use(operation, x, z, weight)], None, Scratch(), route=route).K
+        assert torch.equal(found, usual * (huge * tiny) ** 2)
+
+
 def test_the_bias_adds_its_own_inner_products():
     z = torch.randn(4, 3, 2, dtype=torch.float64)
     rows = Linear(Samples(0, 4)).bias_rows(z)

@@ -12,10 +12,9 @@ from fngd.onednn import ALLOWED, NONE, is_exact
 from fngd.processor import USUAL, ZEN5
 from fngd.products import (
     add_product,
-    add_square,
-    mirrored,
     multiply,
     product,
+    square,
     summed_outer,
     varied_multiply,
     varied_product,
@@ -79,9 +78,8 @@ def test_each_sample_has_its_product_in_its_place(on_any_processor, samples, p, 
 @drawn(M=140, entries=200)
 def test_a_square_is_a_product_with_itself(on_any_processor, M, entries):
     torch.manual_seed(0)
-    U, K = torch.randn(M, entries), torch.ones(M, M)
-    add_square(K, U)
-    assert relative_error(mirrored(K).double(), U.double() @ U.double().T + 1) <= FLOAT32
+    U = torch.randn(M, entries)
+    assert relative_error(square(U).double(), U.double() @ U.double().T) <= FLOAT32
 
 
 @drawn(M=20, parts=7, entries=50)
@@ -131,8 +129,9 @@ def test_sequences_of_any_length_are_few_shapes_to_onednn(by_onednn):
 def test_batches_of_any_size_are_few_shapes_to_onednn(by_onednn):
     with ShapesOfOneDNN() as shapes:
         for M in range(1, 200):
-            add_square(torch.zeros(M, M), torch.zeros(M, 10**4))
-    assert len(shapes.met) == 8 + 3  # 1 to 128 rows with 32; the last 16 with themselves; 48 at once, in 32 and 16
+            square(torch.zeros(M, 10**4))
+    halves, whole = 8 + 1, 4 + 2 + 2  # 1 to 128 rows with 32, 16 with 16; 16 to 128 with themselves, 48 and 80 in two
+    assert len(shapes.met) == halves + whole
 
 
 def test_the_switch_is_back_after_a_product_even_a_failed_one(by_onednn):

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import fngd
 import reference
-from fngd.layers.derivation import scale_of
+from fngd.gram import scale_of
+from fngd.layers import derivation
 from reference import relative_error
 
 
@@ -49,6 +50,35 @@ def test_a_loss_times_a_power_of_two_has_the_very_same_coefficients(factor):
 def test_a_loss_times_any_factor_has_the_same_coefficients(factor):
     mine, theirs = coefficients(lambda o, y: factor * cross_entropy(o, y)), coefficients(cross_entropy)
     assert all(relative_error(mine[name], theirs[name]) <= 1e-5 for name in theirs)
+
+
+def test_gradients_are_divided_only_where_they_must_be_and_then_by_what_the_last_batch_needed(monkeypatch):
+    """On a CPU, that is: elsewhere it would take a wait to know."""
+    derive, scales = derivation._derive, []
+
+    def noted(uses, settings, scratch, scale):
+        scales.append(scale)
+        return derive(uses, settings, scratch, scale)
+
+    monkeypatch.setattr(derivation, "_derive", noted)
+    model, (x, y) = nn.Linear(50, 4), batch()
+    fngd.FNGD(model, lr=0.0, derive_steps=20)
+
+    def taken(factor):
+        scales.clear()
+        (factor * cross_entropy(model(x.flatten(1)), y)).backward()
+        return [scale if scale is None else float(scale) for scale in scales]
+
+    assert taken(1.0) == taken(2.0**-20) == taken(2.0**20) == [None]
+    first, tiny = taken(2.0**-60)
+    assert first is None
+    assert 2.0**-66 < tiny < 2.0**-60
+    assert taken(2.0**-60) == taken(2.0**-70) == [tiny]
+    assert taken(1.0)[0] == tiny  # out of range on this scale
+    assert len(scales) == 2
+    assert len(taken(1.0)) == 1
+    assert taken(torch.inf)[1:] == [1.0]  # nothing can be learned from this one
+    assert taken(1.0) == [None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

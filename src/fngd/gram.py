@@ -7,14 +7,15 @@ With x (M, G, T, d_in) and z (M, G, T, d_out) in canonical form, u_m = Σ_t z_mt
     materialised   U_m = z_mᵀ x_m, K = U Uᵀ
     kernel         the same, with U_m from torch's own convolution
 
-`planner` chooses, `routes/` has a file for each. Gradients are divided by a power of two near their largest entry, in a
-pass that is made anyway. K is symmetric: each route computes little more than half of it. No more than a budget of
-scratch memory is held: `pairwise` works in blocks of rows, the last two in blocks of features, over which K adds up;
-`pixels` holds all of its products, and is taken where they fit.
+`planner` chooses, `routes/` has a file for each. Gradients that are tiny or huge are divided by a power of two near
+their largest entry, which is exact and keeps K in range. K is symmetric: each route computes little more than half of
+it. No more than a budget of scratch memory is held: `pairwise` works in blocks of rows, the last two in blocks of
+features, over which K adds up; `pixels` holds all of its products, and is taken where they fit.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,22 +31,39 @@ from fngd.routes.pixels import pixels
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use, shape_of
 
-Route = Callable[[Sequence[Use], Tensor, Shape, Plan, Scratch], Gram]
+Route = Callable[[Sequence[Use], Tensor | None, Shape, Plan, Scratch], Gram]
+
+
+def of_pairs(route: Callable[[Sequence[Use], Tensor, Shape, Plan, Scratch], Gram]) -> Route:
+    """A route that multiplies z with z before x comes in: whether K has to be divided or not, z has."""
+
+    def undivided(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+        if scale is not None:
+            return route(uses, scale, shape, plan, scratch)
+        own = scale_of([use.z for use in uses])
+        K, weigh = route(uses, own, shape, plan, scratch)
+        return Gram(K.mul_(own * own), None if weigh is None else lambda c: weigh(c * own))
+
+    return undivided
+
 
 BY_NAME: dict[str, Route] = {
-    "pairwise": pairwise,
-    "pixels": pixels,
+    "pairwise": of_pairs(pairwise),
+    "pixels": of_pairs(pixels),
     "kernel": kernel,
     "materialised": materialised,
 }
 
 
-def gram(uses: Sequence[Use], scale: Tensor, scratch: Scratch, budget: int = BUDGET, route: str | None = None) -> Gram:
+def gram(
+    uses: Sequence[Use], scale: Tensor | None, scratch: Scratch, budget: int = BUDGET, route: str | None = None
+) -> Gram:
     """K = UᵀU / scale² of one weight, the contributions of all its uses added up within each sample.
 
     Args:
         uses: The uses of the weight, all on the same M samples.
         scale: A power of two near the largest |z|; dividing by it keeps products of tiny or huge gradients in range.
+            None for 1.
         scratch: Where intermediate results are put.
         budget: Bytes of scratch memory to hold at most, as far as blocks of one allow.
         route: Take this route where it is possible, in place of the planner's.
@@ -79,7 +97,23 @@ def _planned(uses: Sequence[Use], shape: Shape, budget: int, route: str | None) 
     return plan(shape, dtype.itemsize, budget, route, speed)
 
 
-def bias_gram(rows: Tensor, scale: Tensor) -> Tensor:
+def bias_gram(rows: Tensor, scale: Tensor | None) -> Tensor:
     """K of a bias from its per-sample gradients (M, d_out)."""
-    rows = rows / scale
+    rows = rows if scale is None else rows / scale
     return rows @ rows.T
+
+
+def scale_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range.
+
+    1 if all of z is zero, or not all of it is finite.
+    """
+    largest = functools.reduce(torch.maximum, map(_largest, gradients))
+    largest = largest.to(gram_dtype(largest.dtype))
+    mantissa, _ = torch.frexp(largest)
+    return (largest / (2 * mantissa)).nan_to_num(1.0)
+
+
+def _largest(z: Tensor) -> Tensor:
+    low, high = torch.aminmax(z)
+    return torch.maximum(-low, high)

@@ -34,11 +34,11 @@ class Report(NamedTuple):
     """‖K‖_F."""
     damping: Tensor
     """λ on the scale of K."""
-    unit: Tensor
+    unit: Tensor | float
     """The square of this turns numbers on the scale of K into numbers on the scale of the true gradients."""
 
 
-def report(K: Tensor, solution: Solution, unit: Tensor) -> Report:
+def report(K: Tensor, solution: Solution, unit: Tensor | float) -> Report:
     """What is to be kept of K.
 
     Args:
@@ -68,10 +68,10 @@ class Measures(NamedTuple):
 
 def measure(batch: Report) -> Measures:
     """The measures of a batch, in float64; the gradients themselves are not needed."""
-    c, _, K1, Kc, trace, norm, damping, unit = (value.double() for value in batch)
+    c, _, K1, Kc, trace, norm, damping = (value.double() for value in batch[:-1])
     spread, mean = torch.std_mean(c, -1, correction=0)
     lengths = ((c * Kc).sum(-1).clamp_min(0) * K1.sum(-1).clamp_min(0)).sqrt()
-    return Measures(mean, spread, damping * unit**2, (trace / norm) ** 2, (K1 * c).sum(-1) / lengths)
+    return Measures(mean, spread, damping * batch.unit**2, (trace / norm) ** 2, (K1 * c).sum(-1) / lengths)
 
 
 @dataclass
@@ -142,11 +142,14 @@ def _alike(one: Report, other: Report) -> bool:
 def _take_in(group: Sequence[tuple[History, Sequence[Report]]], weight: Callable[[Tensor], Tensor] | None) -> None:
     """Take in the same number of batches of each of several layers; without a weight they do not enter c̃."""
     histories, reports = [history for history, _ in group], [batch for _, batches in group for batch in batches]
-    stacked = map(torch.stack, zip(*reports, strict=True))
-    batches = Report(*(values.unflatten(0, (len(group), -1)) for values in stacked))
+    batches = Report(*(_stacked(values).unflatten(0, (len(group), -1)) for values in zip(*reports, strict=True)))
     _add_measures(histories, batches)
     if weight is not None:
         _add_coefficients(histories, batches, weight)
+
+
+def _stacked(values: Sequence[Tensor | float]) -> Tensor:
+    return torch.stack([v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64) for v in values])
 
 
 def _add_measures(histories: Sequence[History], batches: Report) -> None:

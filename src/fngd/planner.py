@@ -32,8 +32,9 @@ ROWS = 128
 """Rows whose products with others are made together: enough of them for these to be quick."""
 SAMPLES = 64
 """Samples whose products with others are summed over positions together."""
-FRESH = 5 * 2**20
-"""Bytes that torch's kernel may ask the system for at once: more are slow to come."""
+FRESH, FREED = 5 * 2**20, 8 * 2**20
+"""Bytes that torch's kernel may ask for at once, more are slow to come: of any size, and of that of z. As much as z
+takes lies free, the layers above have just given it back."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
@@ -109,12 +110,13 @@ def plan(
     return min((each for each in wanted if each.bytes <= most), key=lambda candidate: candidate.seconds)
 
 
-def samples_at_once(gradient: int, sent: int) -> int:
-    """Samples that torch's kernel may take together, whose gradients and z have this many bytes each.
+def samples_at_once(gradient: int, seen: int, sent: int) -> int:
+    """Samples that torch's kernel may take together, whose gradients, x and z have this many bytes each.
 
-    Gradients come in fresh memory, and the kernel brings z into an order of its own in more of it.
+    Gradients come in fresh memory, and the kernel brings x and z into an order of its own in more of it.
     """
-    return _power_of_two(min(FRESH // max(1, gradient), FRESH // max(1, sent)))
+    ordered = FRESH // max(1, seen) if seen > sent else FREED // max(1, sent)
+    return _power_of_two(min(FRESH // max(1, gradient), ordered))
 
 
 def _plans(shape: Shape, item: int, budget: int, speed: Processor) -> Iterator[Plan]:
@@ -176,7 +178,7 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
     seconds = product / speed.convolved * slow + square / speed.square
     seconds += ordered / speed.ordered + U * features / speed.written
-    at_once = samples_at_once(block * d_in * item, block * T * item)
+    at_once = samples_at_once(block * d_in * item, shape.pixels * channels * G * item, block * T * item)
     seconds += (FEW + features / block * (3 * M / at_once + M / speed.columns)) * CALL
     seconds += 0.0 if kept else _second_product(shape, speed)
     return Plan("kernel", block, product + square, block * U, seconds, kept)

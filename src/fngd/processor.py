@@ -22,6 +22,8 @@ class Processor(NamedTuple):
     """Whether oneDNN multiplies matrices of float32, in place of the library that torch takes."""
     columns: int
     """Columns of U Uᵀ to compute together: the fewer, the less of the other half of a symmetric matrix comes along."""
+    whole: int
+    """Multiplications up to which all of U Uᵀ is made at once: its other half takes less time than more calls."""
     product: float
     """Operations of one large product."""
     batched: float
@@ -49,6 +51,7 @@ class Processor(NamedTuple):
 USUAL = Processor(
     onednn=False,
     columns=64,
+    whole=2**26,
     product=200e9,
     batched=150e9,
     square=185e9,
@@ -64,6 +67,7 @@ USUAL = Processor(
 ZEN5 = USUAL._replace(
     onednn=True,
     columns=32,
+    whole=2**28,
     product=430e9,
     batched=440e9,
     square=420e9,

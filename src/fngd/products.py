@@ -2,7 +2,7 @@
 
 OneDNN keeps the better part of a megabyte of code for each shape that it meets, distances of rows and of matrices
 included. Where a size is another number each time, as for sequences, it is cut into powers of two.
-Torch has no product that makes one half of a symmetric matrix: `add_square` makes a few columns at a time, each from
+Torch has no product that makes one half of a symmetric matrix: `square` makes a few columns at a time, each from
 the diagonal on. U is short and wide: MKL is quicker if its products are cut into parts of U, spread over the cores.
 """
 
@@ -19,8 +19,8 @@ from fngd.processor import processor
 
 PARTS = 4
 """Parts of U whose squares are made side by side by MKL, where its width allows it."""
-SMALL = 2**19
-"""Entries of U and of K up to which all of U Uᵀ is made at once: the calls would take longer than its other half."""
+SMALL = 2**26
+"""Multiplications up to which all of U Uᵀ is made at once, if the processor does not make more of it."""
 LARGE = 2**22
 """Multiplications from which on a product is worth oneDNN's setting up."""
 EVEN = 16
@@ -101,19 +101,29 @@ def _powers_of_two(n: int, most: int | None = None) -> Iterator[slice]:
         start = stop
 
 
-def add_square(K: Tensor, U: Tensor) -> None:
-    """K += U Uᵀ for U of (M, entries); above the diagonal only in the blocks on it."""
-    small = max(U.numel(), K.numel()) <= SMALL
-    for columns in blocks(len(K), max(1, len(K)) if small else processor().columns):
-        K[columns.start :, columns].add_(_wide_product(U[columns.start :], U[columns]))
+def square(U: Tensor, total: Tensor | None = None) -> Tensor:
+    """U Uᵀ for U of (M, entries), added to the total of other parts of U if there is one: (M, M)."""
+    K = _square(U)
+    return K if total is None else total.add_(K)
 
 
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of few long rows with fewer."""
+def _square(U: Tensor) -> Tensor:
+    M = len(U)
+    if M * U.numel() <= (processor().whole if M.bit_count() == 1 else SMALL):  # these M are few shapes to oneDNN
+        return _wide_product(U, U)
+    K = U.new_empty(M, math.ceil(M / MANY) * MANY)[:, :M]  # the distance of rows is one for batches of most sizes
+    for columns in blocks(M, processor().columns):
+        _wide_product(U[columns.start :], U[columns], K[columns.start :, columns])
+    return mirrored(K)
+
+
+def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The inner products of few long rows with as many or fewer."""
     if _suits_onednn(a, b.T):
-        return varied_product(a, b)
+        return varied_product(a, b, out)
     parts = math.gcd(PARTS, a.shape[1])
-    return product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b))).sum(0)
+    side_by_side = product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b)))
+    return torch.sum(side_by_side, 0, out=out)
 
 
 def mirrored(K: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import nn
 
 import fngd
 from fngd.gram import plan_of
-from fngd.layers.derivation import scale_of
 from fngd.planner import BUDGET, ROUTES, plan
 from fngd.processor import USUAL
 from fngd.scratch import Scratch
@@ -109,9 +108,8 @@ def test_every_route_ends_in_the_weighted_gradient(number):
     weighted = [(use, use.z * use.operation.samples.spread(c, use.z.dim())) for use in uses]
     loss = sum((use.operation.forward(use.x, weight, None) * z).sum() for use, z in weighted)
     (expected,) = torch.autograd.grad(loss, weight)
-    scale = scale_of([use.z for use in uses])
     for route in routes.possible(uses, BUDGET):
-        torch.testing.assert_close(routes.weighted_gradient(uses, c, scale, scratch, BUDGET, route), expected)
+        torch.testing.assert_close(routes.weighted_gradient(uses, c, scratch, BUDGET, route), expected)
 
 
 def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_planners():

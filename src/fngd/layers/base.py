@@ -68,6 +68,8 @@ class Layer:
         """Where the forward pass under way has used it while deriving: "eager", or in a "graph" of a part of it."""
         run.layers.append(self)
         self._operations: dict[Hashable, Operation] = {}
+        self._scale: Tensor | None = None
+        """What the gradients of the latest batch had to be divided by; to the bit, nothing depends on it."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -261,11 +263,12 @@ class Layer:
     def _derived(self, uses: Uses) -> Derived:
         """What this batch says; it is reported."""
         try:
-            derived = derive(uses, self.run.settings, self.run.scratch)
+            derived = derive(uses, self.run.settings, self.run.scratch, self._scale)
         except ValueError as error:
             raise RuntimeError(
                 f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"
             ) from error
+        self._scale = derived.scale
         self.run.note(self._history, derived.report)
         if self.run.watch is not None:
             self.run.watch(self.name, derived.K / derived.report.norm)

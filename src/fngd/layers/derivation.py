@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import solve
-from fngd.gram import bias_gram, gram
+from fngd.gram import bias_gram, gram, scale_of
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
-from fngd.operations import gram_dtype
 from fngd.scratch import Scratch
 from fngd.settings import Settings
 from fngd.uses import Use
@@ -36,43 +35,68 @@ class Derived(NamedTuple):
     """The Gram matrix / scale², (M, M)."""
     at_hand: dict[Part, Weigh]
     """How to weight samples' gradients that are at hand, by the piece of a parameter that they are of."""
+    scale: Tensor | None
+    """What gradients were divided by; None for 1."""
 
 
-def derive(uses: Uses, settings: Settings, scratch: Scratch) -> Derived:
+def derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | None = None) -> Derived:
     """The coefficients of one batch.
+
+    Most gradients need not be divided by anything: on a CPU K is made of them as they are, and once more if it turns
+    out to be near the ends of the range of numbers. Elsewhere to look at a number is to wait for it: they are divided.
 
     Args:
         uses: All uses of the layer, on the same samples.
         settings: The damping and its units.
         scratch: Where intermediate results are put.
+        scale: What to divide by at first, a power of two: what was needed for the layer's last batch.
 
     Returns:
-        The coefficients with what was measured on the way.
+        The coefficients with what was measured on the way. To the bit, they do not depend on the scale.
     """
+    gradients = [use.z for use, _ in uses]
+    if gradients[0].device.type != "cpu":
+        return _derive(uses, settings, scratch, scale_of(gradients))
+    derived = _derive(uses, settings, scratch, scale)
+    if _is_in_range(derived.report.norm):
+        return derived
+    derived = _derive(uses, settings, scratch, scale_of(gradients))
+    return derived if _is_in_range(derived.report.norm) else derived._replace(scale=None)
+
+
+def _is_in_range(norm: Tensor) -> bool:
+    """Whether a matrix has a norm whose square, and that of much smaller entries, are numbers of full precision."""
+    least: float = torch.finfo(norm.dtype).tiny ** 0.4
+    return least < norm.item() < 1 / least
+
+
+def _derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | None) -> Derived:
     M = uses[0][0].operation.samples.M
-    scale = scale_of([use.z for use, _ in uses])
     K, at_hand = layer_gram(uses, scale, scratch, settings)
     unit = true_unit(scale, M, settings)
-    given = None if settings.damping is None else (settings.damping / unit**2).to(K.dtype)
+    given = None if settings.damping is None else torch.as_tensor(settings.damping / unit**2, dtype=torch.float64).to(K)
     solution = solve(K, K.new_ones(M), settings.alpha, given)
     factors = solution.c
     if settings.scale_by_damping:
         lam = solution.damping.double() * unit**2
         factors = torch.where(solution.valid & (lam > 0), factors / lam, 1.0).to(factors.dtype)
-    return Derived(report(K, solution, unit), factors, K, at_hand)
+    return Derived(report(K, solution, unit), factors, K, at_hand, scale)
 
 
-def true_unit(scale: Tensor, M: int, settings: Settings) -> Tensor:
+def true_unit(scale: Tensor | None, M: int, settings: Settings) -> Tensor | float:
     """What the samples' own gradients have been divided by: z carries the loss's 1/M."""
-    return scale.double() * (M if settings.loss_reduction == "mean" else 1)
+    carried = float(M) if settings.loss_reduction == "mean" else 1.0
+    return carried if scale is None else scale.double() * carried
 
 
-def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) -> tuple[Tensor, dict[Part, Weigh]]:
+def layer_gram(
+    uses: Uses, scale: Tensor | None, scratch: Scratch, settings: Settings
+) -> tuple[Tensor, dict[Part, Weigh]]:
     """K of a whole layer: the Gram matrices of its weights and biases add up.
 
     Args:
         uses: All uses of the layer.
-        scale: What gradients are divided by, to keep their products in range.
+        scale: What gradients are divided by, to keep their products in range; None for 1.
         scratch: Where intermediate results are put.
         settings: The memory to hold at most, and the route.
 
@@ -103,7 +127,7 @@ def layer_gram(uses: Uses, scale: Tensor, scratch: Scratch, settings: Settings) 
     K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
     at_hand: dict[Part, Weigh] = {part: partial(_weighed, rows) for part, rows in biases.items()}
     if len(grams) == 1 and (weigh := grams[0].weigh) is not None:
-        at_hand[next(iter(weights))] = lambda c: weigh(c * scale)
+        at_hand[next(iter(weights))] = weigh if scale is None else lambda c: weigh(c * scale)
     return functools.reduce(torch.add, K), at_hand
 
 
@@ -155,19 +179,3 @@ def _added(total: Tensor | None, parameter: nn.Parameter, part: Part, gradient: 
         total = torch.zeros_like(parameter)
     part.of(total).add_(gradient)
     return total
-
-
-def scale_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The power of two at or below the largest |z|: dividing by it is exact and keeps K in range.
-
-    1 if all of z is zero, or not all of it is finite.
-    """
-    largest = functools.reduce(torch.maximum, map(_largest, gradients))
-    largest = largest.to(gram_dtype(largest.dtype))
-    mantissa, _ = torch.frexp(largest)
-    return (largest / (2 * mantissa)).nan_to_num(1.0)
-
-
-def _largest(z: Tensor) -> Tensor:
-    low, high = torch.aminmax(z)
-    return torch.maximum(-low, high)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from fngd.coefficients import solve
+from fngd.gram import scale_of
 from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
-from fngd.layers.derivation import layer_gram, scale_of, true_unit
+from fngd.layers.derivation import layer_gram, true_unit
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run

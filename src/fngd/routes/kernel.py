@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from fngd.operations import Convolution
+from fngd.operations import Convolution, divided
 from fngd.planner import Plan, Shape, samples_at_once
-from fngd.products import add_square, blocks, mirrored, weighted_sum
+from fngd.products import blocks, square, weighted_sum
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use
 
 
-def kernel(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K, a block of output features at a time; U is divided by the scale.
+def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+    """K, a block of output features at a time."""
+    use, K = uses[0], None
+    for features in blocks(len(use.weight), plan.block):
+        U = _gradients(use, features, scale, scratch)
+        K = square(U, K)
+    assert K is not None
+    if not plan.kept:
+        return Gram(K)
+    return Gram(K, lambda c: weighted_sum(c, U.view(shape.M, -1, shape.d_in)).view(use.weight.shape))
+
+
+def _gradients(use: Use, features: slice, scale: Tensor | None, scratch: Scratch) -> Tensor:
+    """The samples' gradients of some output features, divided by the scale: (M, entries).
 
     The kernel's results are memory of its own, fresh each time, so they are taken for a few samples at once.
     """
-    operation, x, z, weight = uses[0]
+    operation, x, z, weight = use._replace(z=use.z[:, features], weight=use.weight[features])
     assert isinstance(operation, Convolution)
-    M, d_in = len(x), shape.d_in
-    K = z.new_zeros(M, M)
-    for features in blocks(len(weight), plan.block):
-        U = scratch.take("U", (M, (features.stop - features.start) * d_in), z.dtype, z.device)
-        for rows in blocks(M, samples_at_once(U[0].nbytes, z[0, features].nbytes)):
-            part = operation.sample_gradients(z[rows, features], x[rows], weight[features])
-            torch.div(part.flatten(1), scale, out=U[rows])
-        add_square(K, U)
-    if not plan.kept:
-        return Gram(mirrored(K))
-    return Gram(mirrored(K), lambda c: weighted_sum(c, U.view(M, -1, d_in)).view(weight.shape))
+    M, entries = len(x), weight.numel()
+    at_once = samples_at_once(entries * z.itemsize, x[0].nbytes, z[0].nbytes)
+    if at_once >= M and scale is None:
+        return operation.sample_gradients(z, x, weight).flatten(1)
+    U = scratch.take("U", (M, entries), z.dtype, z.device)
+    for rows in blocks(M, at_once):
+        divided(operation.sample_gradients(z[rows], x[rows], weight).flatten(1), scale, U[rows])
+    return U

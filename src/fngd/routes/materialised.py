@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fngd.operations import Convolution, widened
+from fngd.operations import Convolution, gram_dtype, widened
 from fngd.planner import Plan, Shape
-from fngd.products import add_square, blocks, mirrored, multiply, varied_multiply, weighted_sum
+from fngd.products import blocks, multiply, square, varied_multiply, weighted_sum
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -46,25 +46,26 @@ class Rows(NamedTuple):
         return widened(some if every else some[:, :, features], self.scale, self.scratch, "sent")
 
 
-def materialised(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+def materialised(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K, a tile of U at a time."""
     M, G, _, d_in, d_out, *_ = shape
     rows = [_rows(use, scale, own) for use, own in with_scratch(uses, scratch)]
-    K, kept = scale.new_zeros(M, M), list[Tensor]()
+    z, kept, K = uses[0].z, list[Tensor](), None
     tiles, entries = ceil(d_in / plan.block) * ceil(d_out / plan.outputs), M * G * plan.block * plan.outputs
-    held = scratch.take("U", (tiles if plan.kept else 1, entries), K.dtype, K.device)
+    held = scratch.take("U", (tiles if plan.kept else 1, entries), gram_dtype(z.dtype), z.device)
     for features, outputs in product(blocks(d_in, plan.block), blocks(d_out, plan.outputs)):
         size = (M, G, outputs.stop - outputs.start, features.stop - features.start)
         tile = held[len(kept), : prod(size)].view(size)
         for samples in blocks(M, plan.samples):
             _multiply(rows, features, outputs, samples, tile[samples])
-        add_square(K, tile.view(M, -1))
+        K = square(tile.view(M, -1), K)
         if plan.kept:
             kept.append(tile)
-    return Gram(mirrored(K), partial(_weighed, uses[0], shape, plan, kept) if plan.kept else None)
+    assert K is not None
+    return Gram(K, partial(_weighed, uses[0], shape, plan, kept) if plan.kept else None)
 
 
-def _rows(use: Use, scale: Tensor, scratch: Scratch) -> Rows:
+def _rows(use: Use, scale: Tensor | None, scratch: Scratch) -> Rows:
     readable, left = use.operation.readable(use.x, use.weight, scale, scratch)
     return Rows(use, readable, use.operation.outputs(use.z).mT, left, scratch)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fngd.diagnosis import shape_text
 from fngd.gram import gram, plan_of
-from fngd.layers.derivation import scale_of
 from fngd.planner import BUDGET, ROUTES, Plan
 from fngd.scratch import Scratch
 from fngd.uses import Use
@@ -144,15 +143,12 @@ def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
     return {route: plan for route, plan in plans.items() if is_timed(route, plan)}
 
 
-def weighted_gradient(
-    uses: Sequence[Use], c: Tensor, scale: Tensor, scratch: Scratch, budget: int, route: str
-) -> Tensor:
+def weighted_gradient(uses: Sequence[Use], c: Tensor, scratch: Scratch, budget: int, route: str) -> Tensor:
     """What a deriving step does for one weight, but for the solve: K by a route, then Σ_m c_m u_m.
 
     Args:
         uses: The uses of the weight.
         c: The samples' coefficients, (M,).
-        scale: A power of two near the largest |z|.
         scratch: Where intermediate results are put.
         budget: Bytes of scratch memory to hold at most.
         route: The route.
@@ -160,9 +156,9 @@ def weighted_gradient(
     Returns:
         The weighted gradient.
     """
-    found = gram(uses, scale, scratch, budget, route)
+    found = gram(uses, None, scratch, budget, route)
     if found.weigh is not None:
-        return found.weigh(c * scale)
+        return found.weigh(c)
     total: Tensor | None = None
     for use in uses:
         spread = use.operation.samples.spread(c, use.x.dim())
@@ -215,11 +211,10 @@ class _Stage:
         """One call of each route, in an order of its own."""
         M, dtype = uses[0].operation.samples.M, uses[0].z.dtype
         c = torch.rand(M, generator=self.generator, dtype=dtype)
-        scale = scale_of([use.z for use in uses])
         elapsed = {}
         for route in self.order.permutation(routes).tolist():
             unknown = [use._replace(x=use.x.detach()) for use in uses]  # no product of it with itself is kept
-            call = partial(weighted_gradient, unknown, c, scale, self.scratch, self.wanted.budget_bytes, route)
+            call = partial(weighted_gradient, unknown, c, self.scratch, self.wanted.budget_bytes, route)
             self.cold.add_(1)
             elapsed[route] = clock.seconds(call)
         return elapsed
