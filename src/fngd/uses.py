@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fngd.operations import Convolution, Operation, gram_dtype
@@ -41,18 +43,33 @@ class Gram(NamedTuple):
     matrix."""
 
 
+class Sizes(NamedTuple):
+    """What a use says of its shape: all but numbers."""
+
+    operation: Operation
+    x: torch.Size
+    z: torch.Size
+    weight: torch.Size
+    dtype: torch.dtype
+
+
 def shape_of(uses: Sequence[Use]) -> Shape:
     """The canonical sizes of a weight's uses."""
-    operation, x, _, weight = uses[0]
-    M, (features, channels, *kernel) = operation.samples.M, weight.shape
+    return _shape(tuple(Sizes(op, x.shape, z.shape, weight.shape, x.dtype) for op, x, z, weight in uses))
+
+
+@lru_cache(maxsize=4096)  # between large kernels, to look it up costs less than to work it out again
+def _shape(uses: tuple[Sizes, ...]) -> Shape:
+    operation, x, _, weight, dtype = uses[0]
+    M, (features, channels, *kernel) = operation.samples.M, weight
     T, positions = sum(use.z.numel() for use in uses) // max(1, M * features), math.prod(kernel)
     shape = Shape(M, operation.groups, T, channels * positions, features // operation.groups, positions)
-    shape = shape._replace(widened=x.dtype != gram_dtype(x.dtype))
+    shape = shape._replace(widened=dtype != gram_dtype(dtype))
     if not isinstance(operation, Convolution):
         return shape
     convolved = [(use.operation, use.x) for use in uses if isinstance(use.operation, Convolution)]
-    pixels = sum(images.numel() for _, images in convolved) // max(1, M * x.shape[1])
-    padded = sum(len(images) * math.prod(own.padded(images)) for own, images in convolved) // max(1, M)
+    pixels = sum(images.numel() for _, images in convolved) // max(1, M * x[1])
+    padded = sum(images[0] * math.prod(own.padded(images)) for own, images in convolved) // max(1, M)
     shape = shape._replace(pixels=pixels, padded=padded)
     if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
         return shape
