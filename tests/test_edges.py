@@ -430,6 +430,18 @@ def test_only_a_small_scratch_buffer_is_held_between_steps(entries, held):
     assert len(run.scratch.memory.buffers) == held
 
 
+def test_a_deriving_steps_memory_is_kept_where_the_next_one_comes_soon():
+    for policy, kept in ((fngd.Shared(1), False), (fngd.Refreshed(10, 0.9), True), (fngd.Refreshed(100, 0.9), False)):
+        run = Run(Settings(), policy, deriving=True)
+        run.scratch.take("U", (4 << 20,), torch.float32, torch.device("cpu"))
+        run.end()
+        assert run.begin(1)
+        assert run.scratch.memory.buffers
+        run.end()
+        assert not run.begin(2)
+        assert bool(run.scratch.memory.buffers) == kept
+
+
 def test_the_end_of_a_step_reaches_the_memory_of_every_thread():
     """On a GPU the backward pass runs in a thread of torch's."""
     run = Run(Settings(), fngd.Shared(1), deriving=False)

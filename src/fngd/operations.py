@@ -188,6 +188,11 @@ def widened(t: Tensor, scale: Tensor | None, scratch: Scratch, name: str) -> Ten
     return t if scale is None and t.dtype == dtype else divided(t, scale, scratch.take(name, t.shape, dtype, t.device))
 
 
+def sides(x: Sequence[int], padding: Sequence[int]) -> list[int]:
+    """The sides of the images of an input, (n, channels, *space), with their padding."""
+    return [size + 2 * pad for size, pad in zip(x[2:], padding, strict=True)]
+
+
 def _rows(t: Tensor) -> Tensor:
     return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
@@ -222,7 +227,7 @@ class Convolution(Operation):
         self, x: Tensor, weight: Tensor, scale: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor | None]:
         """A view of all patches, (n, G, *positions, *kernel, channels), of a padded copy with its channels last."""
-        space = self.padded(x.shape)
+        space = sides(x.shape, self.padding)
         shape = (len(x), *space, self.groups, x.shape[1] // self.groups)
         padded = scratch.take("read", shape, gram_dtype(x.dtype), x.device)
         if any(self.padding):
@@ -263,11 +268,9 @@ class Convolution(Operation):
 
     def shrinks(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the output has fewer entries than the input."""
-        return len(weight) * math.prod(self._positions(self.padded(x.shape), weight.shape[2:])) < math.prod(x.shape[1:])
-
-    def padded(self, x: Sequence[int]) -> list[int]:
-        """The sides of the images of an input, (n, channels, *space), with their padding."""
-        return [size + 2 * pad for size, pad in zip(x[2:], self.padding, strict=True)]
+        return len(weight) * math.prod(self._positions(sides(x.shape, self.padding), weight.shape[2:])) < math.prod(
+            x.shape[1:]
+        )
 
     def _positions(self, padded: Sequence[int], kernel: Sequence[int]) -> list[int]:
         """The kernel's positions along each dimension of a padded input."""

@@ -326,10 +326,8 @@ class NaturalGradient:
 
     def _start(self, step: int) -> None:
         """Get ready for step number `step`."""
-        was_deriving = self._run.deriving
         self.step_count = step
-        self._run.deriving = self._run.policy.derives(step)
-        if was_deriving and not self._run.deriving:
+        if self._run.begin(step):
             for layer in self.layers:
                 layer.refresh()
 

@@ -3,8 +3,8 @@
 A buffer is known by its name, dtype and device and grows to the largest size asked for. What lies in it is valid until
 the next taker of the same name: "rows" are gathered for a Gram matrix or weighted for the gradient that follows, never
 both; "read" and "sent" are the input and the output gradient in a route's own order, and U lies in "U". Between two
-sharing steps large buffers are given back (`trim`): a forward pass that piles up its activations should not find them
-held.
+sharing steps large buffers are given back (`trim`), unless deriving is to come again soon: a forward pass that piles up
+its activations should not find them held.
 
 Products of an input with itself are kept for inputs that several layers read: queries, keys and values, or what every
 layer of a decoder looks back at. They are kept until the step is over, or the input is gone.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fngd.operations import Convolution, Operation, gram_dtype
+from fngd.operations import Operation, Samples, gram_dtype, sides
 from fngd.planner import Shape
 from fngd.scratch import Scratch
 
@@ -44,9 +44,10 @@ class Gram(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a use says of its shape: all but numbers."""
+    """All of a use but its numbers."""
 
-    operation: Operation
+    samples: Samples
+    geometry: tuple[Any, ...]
     x: torch.Size
     z: torch.Size
     weight: torch.Size
@@ -55,26 +56,25 @@ class Sizes(NamedTuple):
 
 def shape_of(uses: Sequence[Use]) -> Shape:
     """The canonical sizes of a weight's uses."""
-    return _shape(tuple(Sizes(op, x.shape, z.shape, weight.shape, x.dtype) for op, x, z, weight in uses))
+    return _shape(tuple(Sizes(op.samples, op.geometry, x.shape, z.shape, w.shape, x.dtype) for op, x, z, w in uses))
 
 
 @lru_cache(maxsize=4096)  # between large kernels, to look it up costs less than to work it out again
 def _shape(uses: tuple[Sizes, ...]) -> Shape:
-    operation, x, _, weight, dtype = uses[0]
-    M, (features, channels, *kernel) = operation.samples.M, weight
+    (_, M, repeats, _), geometry, x, _, weight, dtype = uses[0]
+    (features, channels, *kernel), groups = weight, geometry[-1] if geometry else 1
     T, positions = sum(use.z.numel() for use in uses) // max(1, M * features), math.prod(kernel)
-    shape = Shape(M, operation.groups, T, channels * positions, features // operation.groups, positions)
+    shape = Shape(M, groups, T, channels * positions, features // groups, positions)
     shape = shape._replace(widened=dtype != gram_dtype(dtype))
-    if not isinstance(operation, Convolution):
+    if not geometry:
         return shape
-    convolved = [(use.operation, use.x) for use in uses if isinstance(use.operation, Convolution)]
-    pixels = sum(images.numel() for _, images in convolved) // max(1, M * x[1])
-    padded = sum(images[0] * math.prod(own.padded(images)) for own, images in convolved) // max(1, M)
+    convolved = [(use.x, use.geometry[1]) for use in uses if use.geometry]
+    pixels = sum(images.numel() for images, _ in convolved) // max(1, M * x[1])
+    padded = sum(images[0] * math.prod(sides(images, padding)) for images, padding in convolved) // max(1, M)
     shape = shape._replace(pixels=pixels, padded=padded)
-    if len(uses) > 1 or operation.samples.repeats > 1 or 0 in (M, T):
+    if len(uses) > 1 or repeats > 1 or 0 in (M, T):
         return shape
-    shifted = operation.groups == 1 and set(operation.stride) == {1}
-    return shape._replace(shifted=shifted, native=not shape.widened)
+    return shape._replace(shifted=groups == 1 and set(geometry[0]) == {1}, native=not shape.widened)
 
 
 def with_scratch(uses: Sequence[Use], scratch: Scratch) -> Iterator[tuple[Use, Scratch]]:

@@ -26,6 +26,8 @@ from fngd.weighted import NO_BACKWARD, Notes, current_backward
 Open = dict[object, tuple[Tensor, Notes | None]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""
 
+SOON = 32
+"""Steps within which deriving is to come again if its memory is to be kept: page faults cost it a part of a percent."""
 LATE = 16
 """Reports of each layer, on average, that enter the histories together, if nobody asks before."""
 
@@ -64,6 +66,8 @@ class Run:
     """Whether the batches were valid that layers have reported since somebody asked."""
     strayed: bool = False
     """Whether a layer has derived outside of any forward pass of the model."""
+    keeps: bool = False
+    """Whether sharing steps keep a deriving step's memory for the next one."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _thread: int | None = None
@@ -160,8 +164,23 @@ class Run:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self._latest, self._open, self.entered = None, {}, False
         self.scratch.forget()
-        if not self.deriving:
+        if not self.deriving and not self.keeps:
             self.scratch.trim()
+
+    def begin(self, step: int) -> bool:
+        """Get ready for step number `step`.
+
+        Args:
+            step: The step's number.
+
+        Returns:
+            Whether it is the first to share what has been derived.
+        """
+        was_deriving, self.deriving = self.deriving, self.policy.derives(step)
+        first = was_deriving and not self.deriving
+        if first:
+            self.keeps = any(self.policy.derives(step + ahead) for ahead in range(1, SOON))
+        return first
 
     @property
     def at_hand(self) -> int | None:
