@@ -435,10 +435,10 @@ def test_a_deriving_steps_memory_is_kept_where_the_next_one_comes_soon():
         run = Run(Settings(), policy, deriving=True)
         run.scratch.take("U", (4 << 20,), torch.float32, torch.device("cpu"))
         run.end()
-        assert run.begin(1)
+        assert run.prepare(1)
         assert run.scratch.memory.buffers
         run.end()
-        assert not run.begin(2)
+        assert not run.prepare(2)
         assert bool(run.scratch.memory.buffers) == kept
 
 

@@ -327,7 +327,7 @@ class NaturalGradient:
     def _start(self, step: int) -> None:
         """Get ready for step number `step`."""
         self.step_count = step
-        if self._run.begin(step):
+        if self._run.prepare(step):
             for layer in self.layers:
                 layer.refresh()
 

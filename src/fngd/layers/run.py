@@ -167,7 +167,7 @@ class Run:
         if not self.deriving and not self.keeps:
             self.scratch.trim()
 
-    def begin(self, step: int) -> bool:
+    def prepare(self, step: int) -> bool:
         """Get ready for step number `step`.
 
         Args:
