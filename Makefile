@@ -26,7 +26,7 @@ docs: .venv
 	$(BIN)/python tools/api_reference.py
 
 # The table of prices in the README, from the records; compiled models have a page of their own.
-PRICED = resnet32 resnet110 vgg11 resnet18 resnet34 resnet50 transformer import
+PRICED = small-cnn resnet32 resnet110 vgg11 resnet18 resnet34 resnet50 transformer import
 prices: .venv
 	$(BIN)/fngd bench table $(PRICED:%=records/price/%.json) --readme README.md
 
