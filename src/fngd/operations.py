@@ -268,9 +268,8 @@ class Convolution(Operation):
 
     def shrinks(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the output has fewer entries than the input."""
-        return len(weight) * math.prod(self._positions(sides(x.shape, self.padding), weight.shape[2:])) < math.prod(
-            x.shape[1:]
-        )
+        positions = self._positions(sides(x.shape, self.padding), weight.shape[2:])
+        return len(weight) * math.prod(positions) < math.prod(x.shape[1:])
 
     def _positions(self, padded: Sequence[int], kernel: Sequence[int]) -> list[int]:
         """The kernel's positions along each dimension of a padded input."""
