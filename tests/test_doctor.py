@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import fngd
 from cases import CASES
-from fngd.planner import Shape
+from fngd.planner import LEAST, MOST, Shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,6 +65,18 @@ def test_the_doctor_plans_with_the_budget_and_the_route_that_training_will_have(
     assert fngd.doctor(model, x, gram_budget=usual.bytes // 2).rows[0].bytes < usual.bytes
     with pytest.raises(ValueError, match="gram_route"):
         fngd.doctor(model, x, gram_route="quick")
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(4, LEAST), (64, 2 * LEAST), (512, MOST)])
+def test_the_doctor_names_the_budget_that_training_will_have(channels, expected):
+    model = nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.Conv2d(channels, channels, 1))
+    x = torch.randn(48, 3, 34, 34)
+    diagnosis = fngd.doctor(model, x)
+    assert (diagnosis.gram_budget, fngd.doctor(model, x, gram_budget=5).gram_budget) == (expected, 5)
+    assert f"may hold {expected / 2**20:.3g} MiB" in str(diagnosis)
+    natural = fngd.NaturalGradient(model, policy=fngd.Fresh())
+    model(x).square().mean().backward()
+    assert natural._run.budget == (expected, MOST)
 
 
 def test_the_doctor_sees_what_autocast_makes_of_inputs():

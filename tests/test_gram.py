@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from fngd.gram import BY_NAME, bias_gram, gram, plan_of
 from fngd.operations import Convolution, Linear, Samples
-from fngd.planner import BUDGET, LITTLE, ROUTES, Plan, Shape, plan
+from fngd.planner import LEAST, LITTLE, MOST, ROUTES, SLOW, USUAL_BUDGET, Plan, Shape, at_most, plan, share_of
 from fngd.processor import USUAL, ZEN5, processor
 from fngd.products import PARTS
 from fngd.scratch import Scratch
@@ -73,7 +73,7 @@ def convolution_uses(draw):
 def possible(uses):
     """The routes that a weight's uses can take."""
     shape = shape_of(uses)
-    return {route for route in ROUTES if plan(shape, 8, BUDGET, route).route == route}
+    return {route for route in ROUTES if plan(shape, 8, USUAL_BUDGET, route).route == route}
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,13 +82,13 @@ def test_every_route_equals_the_materialised_reference(uses, budget):
     U = materialise(uses)
     scratch = Scratch()
     for route in possible(uses):
-        found = gram(uses, ONE, scratch, budget, route)
+        found = gram(uses, ONE, scratch, at_most(budget), route)
         assert relative_error(found.K, reference.gram(U)) <= 1e-12, route
         if found.weigh is not None:
             c = torch.randn(len(found.K), dtype=torch.float64)
             summed = (U @ c).view(uses[0].operation.groups, -1, uses[0].weight[0].numel())
             assert relative_error(found.weigh(c), uses[0].operation.as_weight(summed, uses[0].weight)) <= 1e-12, route
-    assert relative_error(gram(uses, ONE, scratch, budget).K, reference.gram(U)) <= 1e-12
+    assert relative_error(gram(uses, ONE, scratch, at_most(budget)).K, reference.gram(U)) <= 1e-12
 
 
 def test_each_route_is_taken_by_some_convolution():
@@ -105,7 +105,7 @@ def test_blocks_of_samples_and_features_add_up():
     uses = [Use(operation, x, z, weight)]
     K, shape = reference.gram(materialise(uses)), shape_of(uses)
     for route, block in product(ROUTES, (1, 2, 3, 7, 12)):
-        chosen = replace(plan(shape, 8, BUDGET, route), block=block)
+        chosen = replace(plan(shape, 8, USUAL_BUDGET, route), block=block)
         assert relative_error(BY_NAME[route](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
     for block, outputs, samples in product((1, 4, 6, 18), (1, 2, 3, 5), (1, 2, 7)):
         chosen = Plan("materialised", block, 0, 0, 0.0, outputs=outputs, samples=samples)
@@ -130,7 +130,7 @@ def test_a_layer_keeps_its_gradients_where_the_budget_allows_it():
     """256 → 256 channels on 8 × 8 pixels, batch 128: 302 MB in all."""
     shape = Shape(128, 1, 64, 2304, 256, 9, 64, 100, shifted=True, native=True)
     budgets = [megabytes * 2**20 for megabytes in (32, 64, 128, 256, 512)]
-    plans = [plan(shape, 4, budget, "materialised") for budget in budgets]
+    plans = [plan(shape, 4, at_most(budget), "materialised") for budget in budgets]
     assert [chosen.kept for chosen in plans] == [False, False, False, False, True]
     assert all(chosen.bytes <= budget for chosen, budget in zip(plans, budgets, strict=True))
     assert plans[0].seconds > plans[-1].seconds
@@ -204,10 +204,10 @@ def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route, 
 
 
 @pytest.mark.parametrize("speed", [USUAL, ZEN5])
-@pytest.mark.parametrize(("M", "T", "budget"), [(8192, 1, BUDGET), (2048, 1, 2**24), (2048, 8, BUDGET)])
+@pytest.mark.parametrize(("M", "T", "budget"), [(8192, 1, MOST), (2048, 1, 2**24), (2048, 8, MOST)])
 def test_large_batches_of_few_positions_are_still_multiplied_pairwise(M, T, budget, speed):
     """The other routes take a hundred times as long there."""
-    chosen = plan(Shape(M, 1, T, 512, 512), 4, budget, speed=speed)
+    chosen = plan(Shape(M, 1, T, 512, 512), 4, at_most(budget), speed=speed)
     assert (chosen.route, chosen.block) == ("pairwise", 128)
 
 
@@ -237,11 +237,37 @@ def test_the_plan_keeps_to_its_budget_or_near_the_least_that_is_possible(sizes, 
     M, G, T, channels, d_out = sizes
     pixels = (T, 2 * T) if kernel else (0, 0)
     shape = Shape(M, G, T, channels * max(1, kernel), d_out, max(1, kernel), *pixels, widened=widened)
-    least = min(plan(shape, 4, 1, route).bytes for route in ("pairwise", "materialised"))
-    assert plan(shape, 4, budget).bytes <= max(budget, LITTLE * least)
+    least = min(plan(shape, 4, at_most(1), route).bytes for route in ("pairwise", "materialised"))
+    assert plan(shape, 4, at_most(budget)).bytes <= max(budget, LITTLE * least)
 
 
-@pytest.mark.parametrize("budget", [2**24, BUDGET])
+@given(held=st.integers(1, 2**40), more=st.integers(0, 2**30))
+def test_the_usual_budget_is_a_share_of_what_is_held_and_grows_with_it(held, more):
+    budget = share_of(held).bytes
+    assert LEAST <= budget <= MOST
+    assert budget == LEAST or budget <= held / 4
+    assert budget == MOST or budget > held / 4 - LEAST
+    assert budget <= share_of(held + more).bytes
+
+
+def test_nothing_known_to_be_held_is_no_reason_for_small_blocks():
+    assert share_of(0) == at_most(MOST)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.tuples(*[st.integers(1, 256)] * 3), st.integers(1, 16), st.sampled_from([1, 3]), st.integers(1, 2**28))
+def test_the_usual_budget_is_exceeded_only_where_less_memory_would_be_slow(sizes, side, kernel, held):
+    M, channels, features = sizes
+    sides = (side**2, (side + kernel - 1) ** 2)
+    shape = Shape(M, 1, side**2, channels * kernel**2, features, kernel**2, *sides, shifted=True, native=True)
+    budget = share_of(held)
+    usual, least, quickest = (plan(shape, 4, allowed) for allowed in (budget, at_most(budget.bytes), at_most(MOST)))
+    assert usual.bytes <= max(MOST, quickest.bytes)
+    assert usual.seconds <= SLOW * quickest.seconds
+    assert usual == least or least.seconds > SLOW * quickest.seconds
+
+
+@pytest.mark.parametrize("budget", [2**24, MOST])
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize(
     "sizes", [(64, 1, 512, 768, 768), (32, 1, 512, 3072, 768), (128, 1, 3136, 576, 64, 9, 3136, 3364)]
@@ -249,7 +275,7 @@ def test_the_plan_keeps_to_its_budget_or_near_the_least_that_is_possible(sizes, 
 def test_an_input_larger_than_the_budget_is_no_reason_for_tiny_blocks(sizes, widened, budget):
     """A transformer's long sequences, or large images in half precision: a tile an entry would take minutes."""
     shape = Shape(*sizes, widened=widened)
-    assert plan(shape, 4, budget).seconds <= 2 * plan(shape, 4, 2**40).seconds + 1.0
+    assert plan(shape, 4, at_most(budget)).seconds <= 2 * plan(shape, 4, at_most(2**40)).seconds + 1.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -266,36 +292,43 @@ def test_a_route_holds_no_more_scratch_memory_than_was_planned(data, dtype, budg
     use = Use(operation, x.to(dtype), z.to(dtype), weight.to(dtype))
     for route in ROUTES:
         scratch = Scratch()
-        found = gram([use], torch.ones(()), scratch, budget, route)
+        found = gram([use], torch.ones(()), scratch, at_most(budget), route)
         if found.weigh is not None:
             found.weigh(torch.ones(M))
         held = sum(buffer.nbytes for buffer in scratch.memory.buffers.values())
-        assert held <= plan_of([use], budget, route).bytes
+        assert held <= plan_of([use], at_most(budget), route).bytes
 
 
-def test_a_route_without_blocks_is_taken_only_where_it_fits():
+def test_pairs_of_pixels_are_made_only_where_one_sample_s_fit():
     shape = Shape(128, 1, 1024, 144, 16, 9, 1024, 1156, shifted=True, native=True)
-    assert plan(shape, 4, BUDGET, "pixels").route != "pixels"
-    assert plan(shape, 4, 2**40, "pixels").route == "pixels"
+    assert plan(shape, 4, USUAL_BUDGET, "pixels").route != "pixels"
+    assert plan(shape, 4, at_most(2**40), "pixels").route == "pixels"
+
+
+def test_fewer_pairs_of_pixels_are_held_where_the_budget_is_small():
+    shape = Shape(256, 1, 4, 2304, 256, 9, 4, 16, shifted=True, native=True)
+    whole, part = (plan(shape, 4, at_most(limit), "pixels") for limit in (MOST, LEAST))
+    assert (whole.block, part.block) == (256, 64)
+    assert part.bytes <= LEAST < whole.bytes
 
 
 def test_a_large_prime_number_of_outputs_is_cut_into_few_blocks():
     """A vocabulary's: 50 blocks of at most 1,006 words, not 50,261 of one."""
-    chosen = plan(Shape(8, 1, 1024, 768, 50261), 4, BUDGET, "materialised")
+    chosen = plan(Shape(8, 1, 1024, 768, 50261), 4, USUAL_BUDGET, "materialised")
     assert 900 < chosen.outputs < 1100
-    assert chosen.bytes <= BUDGET
+    assert chosen.bytes <= MOST
 
 
 def test_a_route_that_is_asked_for_is_taken_where_it_is_possible():
     shape = Shape(8, 1, 4, 9, 4, 9, 4, 16, shifted=True, native=True)
-    assert [plan(shape, 4, BUDGET, route).route for route in ROUTES] == list(ROUTES)
-    assert plan(Shape(8, 1, 4, 9, 4), 4, BUDGET, "pixels").route in {"pairwise", "materialised"}
+    assert [plan(shape, 4, USUAL_BUDGET, route).route for route in ROUTES] == list(ROUTES)
+    assert plan(Shape(8, 1, 4, 9, 4), 4, USUAL_BUDGET, "pixels").route in {"pairwise", "materialised"}
 
 
 def test_a_wide_layer_never_holds_its_per_sample_gradients():
     """512 → 512 channels, 3 × 3, batch 128: U would be 1.2 GB."""
     shape = Shape(128, 1, 16, 512 * 9, 512, 9, 16, 36, shifted=True, native=True)
-    assert plan(shape).bytes <= BUDGET
+    assert plan(shape).bytes <= MOST
     assert 4 * shape.M * shape.d_in * shape.d_out > 2**30
 
 
@@ -311,8 +344,8 @@ def test_large_products_are_as_exact_as_float32_allows(route, channels):
     assert M % processor().columns
     assert 2 * processor().columns < M
     assert bool(use.weight[0].numel() * features % PARTS) == (channels == 7)
-    found = gram([use], torch.ones(()), Scratch(), 2**30, route).K
-    assert relative_error(found.double(), gram([exact], ONE, Scratch(), 2**30, route).K) <= 2e-6
+    found = gram([use], torch.ones(()), Scratch(), at_most(2**30), route).K
+    assert relative_error(found.double(), gram([exact], ONE, Scratch(), at_most(2**30), route).K) <= 2e-6
 
 
 def test_half_precision_is_summed_in_float32():

@@ -56,9 +56,9 @@ def test_gradients_are_divided_only_where_they_must_be_and_then_by_what_the_last
     """On a CPU, that is: elsewhere it would take a wait to know."""
     derive, scales = derivation._derive, []
 
-    def noted(uses, settings, scratch, scale):
+    def noted(uses, settings, budget, scratch, scale):
         scales.append(scale)
-        return derive(uses, settings, scratch, scale)
+        return derive(uses, settings, budget, scratch, scale)
 
     monkeypatch.setattr(derivation, "_derive", noted)
     model, (x, y) = nn.Linear(50, 4), batch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fngd.planner import Plan, Shape
+from fngd.planner import MOST, Plan, Shape
 
 FROZEN = "frozen"
 
@@ -65,6 +65,9 @@ class Diagnosis:
     """The layers through which the output is reached: what `FromHead` takes for the head, if there is one."""
     head_objection: str = ""
     """Why `FromHead` must be told the head; empty if it need not, or if there were no example inputs."""
+    gram_budget: int = MOST
+    """Bytes of scratch memory that one layer's Gram matrix may hold in a step on a batch like the example; more where
+    it would be slow otherwise, unless the user has set it."""
 
     def __str__(self) -> str:
         """The table, the coverage and the warnings."""
@@ -73,7 +76,14 @@ class Diagnosis:
         counted = sum(row.preconditioned for row in self.rows)
         share = f"{self.coverage:.1%} of the trained parameters"
         summary = f"{counted} of {len(self.rows)} modules, {share} are preconditioned."
-        return "\n".join([*lines, "", summary, *self._head(), *(f"warning: {warning}" for warning in self.warnings)])
+        warnings = [f"warning: {warning}" for warning in self.warnings]
+        return "\n".join([*lines, "", summary, *self._memory(), *self._head(), *warnings])
+
+    def _memory(self) -> list[str]:
+        """A line on scratch memory, if there were inputs that could say how much a step holds."""
+        if not any(row.plans for row in self.rows):
+            return []
+        return [f"A Gram matrix may hold {self.gram_budget / 2**20:.3g} MiB of scratch memory (gram_budget)."]
 
     def _head(self) -> list[str]:
         """A line on what `FromHead` would make of the model, if that is known."""

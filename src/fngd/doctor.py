@@ -23,7 +23,6 @@ from fngd.layers.registry import Finding, Place, survey
 from fngd.layers.run import Run
 from fngd.layers.search import Search
 from fngd.operations import Operation, Samples
-from fngd.planner import BUDGET
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
 from fngd.uses import Use, shape_of
@@ -38,7 +37,7 @@ def doctor(
     *example_inputs: object,
     batch_dim: int = 0,
     exclude: Collection[str] = (),
-    gram_budget: int = BUDGET,
+    gram_budget: int | None = None,
     gram_route: str | None = None,
     **keyword_inputs: object,
 ) -> Diagnosis:
@@ -82,7 +81,7 @@ def doctor(
     mode = [] if model.training else ["the model is in eval mode: until model.train(), gradients are plain"]
     warnings = (*mode, *_batch_dim(specimen, batch_dim), *_ties(findings), *_few(remarks))
     heads, objection = _heads(specimen, call, settings, exclude) if runs else ((), "")
-    return Diagnosis(rows, _coverage(findings, rows), warnings, heads, objection)
+    return Diagnosis(rows, _coverage(findings, rows), warnings, heads, objection, run.budget.bytes)
 
 
 def _called(specimen: nn.Module, *args: object, **kwargs: object) -> object:
@@ -130,6 +129,7 @@ class Recorder(Layer):
         self.called, part = True, self.part(weight)
         x, weight, bias = cast_as_autocast(x, weight, bias)
         output = operation.forward(x, weight, bias)
+        self.run.hold(x, output)
         if part is not None and operation.samples.M:
             use = Use(operation, *(t.detach().to("meta") for t in (x, output, weight)))
             self.uses.setdefault(part, []).append(use)
@@ -171,8 +171,8 @@ def _row(finding: Finding, layer: Recorder | None, ran: bool) -> Row:
         return replace(row, reason="not called with these inputs")
     shapes = tuple(shape_of(uses) for uses in layer.uses.values())
     reason = "" if shapes else "only the bias is trainable" if ran else "no example inputs"
-    budget, route = layer.run.settings.gram_budget, layer.run.settings.gram_route
-    plans = tuple(plan_of(uses, budget, route) for uses in layer.uses.values())
+    route = layer.run.settings.gram_route
+    plans = tuple(plan_of(uses, layer.run.budget, route) for uses in layer.uses.values())
     return replace(row, preconditioned=True, reason=reason, shapes=shapes, plans=plans)
 
 

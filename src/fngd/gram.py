@@ -10,7 +10,7 @@ With x (M, G, T, d_in) and z (M, G, T, d_out) in canonical form, u_m = Σ_t z_mt
 `planner` chooses, `routes/` has a file for each. Gradients that are tiny or huge are divided by a power of two near
 their largest entry, which is exact and keeps K in range. K is symmetric: each route computes little more than half of
 it. No more than a budget of scratch memory is held: `pairwise` works in blocks of rows, the last two in blocks of
-features, over which K adds up; `pixels` holds all of its products, and is taken where they fit.
+features, over which K adds up, `pixels` in blocks of samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fngd.operations import gram_dtype
-from fngd.planner import BUDGET, Plan, Shape, plan
+from fngd.planner import USUAL_BUDGET, Budget, Plan, Shape, plan
 from fngd.processor import USUAL, processor
 from fngd.routes.kernel import kernel
 from fngd.routes.materialised import materialised
@@ -56,7 +56,11 @@ BY_NAME: dict[str, Route] = {
 
 
 def gram(
-    uses: Sequence[Use], scale: Tensor | None, scratch: Scratch, budget: int = BUDGET, route: str | None = None
+    uses: Sequence[Use],
+    scale: Tensor | None,
+    scratch: Scratch,
+    budget: Budget = USUAL_BUDGET,
+    route: str | None = None,
 ) -> Gram:
     """K = UᵀU / scale² of one weight, the contributions of all its uses added up within each sample.
 
@@ -65,7 +69,7 @@ def gram(
         scale: A power of two near the largest |z|; dividing by it keeps products of tiny or huge gradients in range.
             None for 1.
         scratch: Where intermediate results are put.
-        budget: Bytes of scratch memory to hold at most, as far as blocks of one allow.
+        budget: Bytes of scratch memory to hold at most.
         route: Take this route where it is possible, in place of the planner's.
 
     Returns:
@@ -76,7 +80,7 @@ def gram(
     return BY_NAME[chosen.route](uses, scale, shape, chosen, scratch)
 
 
-def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None) -> Plan:
+def plan_of(uses: Sequence[Use], budget: Budget = USUAL_BUDGET, route: str | None = None) -> Plan:
     """How the Gram matrix of one weight is computed.
 
     Args:
@@ -90,7 +94,7 @@ def plan_of(uses: Sequence[Use], budget: int = BUDGET, route: str | None = None)
     return _planned(uses, shape_of(uses), budget, route)
 
 
-def _planned(uses: Sequence[Use], shape: Shape, budget: int, route: str | None) -> Plan:
+def _planned(uses: Sequence[Use], shape: Shape, budget: Budget, route: str | None) -> Plan:
     """What a processor does for float32 on a CPU says nothing of others; on the meta device a CPU is planned for."""
     z, dtype = uses[0].z, gram_dtype(uses[0].z.dtype)
     speed = processor() if dtype == torch.float32 and z.device.type in ("cpu", "meta") else USUAL

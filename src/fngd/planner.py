@@ -24,8 +24,12 @@ from typing import NamedTuple
 
 from fngd.processor import Processor, processor
 
-BUDGET = 72 * 2**20
-"""Bytes of scratch memory that one layer's Gram matrix may hold."""
+MOST, LEAST = 72 * 2**20, 9 * 2**19
+"""Bytes of scratch memory that one layer's Gram matrix may hold in a large network, and in the smallest."""
+SHARE = 4
+"""Of this many bytes that a step holds anyway, one may be scratch memory."""
+SLOW = 1.5
+"""Times as long as with `MOST` a plan may take to keep to less."""
 BLOCK, PATCHES = 24 * 2**20, 6 * 2**20
 """Bytes of U at a time, enough for quick products, and of patches, few enough to stay in the cores' caches."""
 ROWS = 128
@@ -74,7 +78,7 @@ class Plan:
 
     route: str
     block: int
-    """Rows (pairwise), pixels (pixels), output features (kernel) or input features (materialised) a block."""
+    """Rows (pairwise), samples (pixels), output features (kernel) or input features (materialised) a block."""
     flops: int
     bytes: int
     seconds: float
@@ -87,23 +91,65 @@ class Plan:
     """Samples whose part of a block is made at a time (materialised)."""
 
 
+class Budget(NamedTuple):
+    """Scratch memory that one layer's Gram matrix may hold; where no route can do with so little, about the least."""
+
+    bytes: int
+    most: int
+    """What may be held where to keep to `bytes` would be slow."""
+
+
+def at_most(limit: int) -> Budget:
+    """A budget that is kept to, whatever it costs."""
+    return Budget(limit, limit)
+
+
+def share_of(held: int) -> Budget:
+    """The usual budget.
+
+    Args:
+        held: Bytes that the step holds anyway: weights, gradients, momentum and activations. 0 if nobody knows.
+
+    Returns:
+        A share of them, `LEAST` at least and `MOST` at most; in steps, so that batches of about the same size are
+        treated alike.
+    """
+    return Budget(min(MOST, max(1, held // SHARE // LEAST) * LEAST) if held else MOST, MOST)
+
+
+USUAL_BUDGET = at_most(MOST)
+
+
 @lru_cache(maxsize=4096)
 def plan(
-    shape: Shape, item_size: int = 4, budget: int = BUDGET, route: str | None = None, speed: Processor | None = None
+    shape: Shape,
+    item_size: int = 4,
+    budget: Budget = USUAL_BUDGET,
+    route: str | None = None,
+    speed: Processor | None = None,
 ) -> Plan:
     """The route that is expected to take the least time, in blocks that are quick and that the budget allows.
 
     Args:
         shape: The canonical sizes.
         item_size: Bytes of a number.
-        budget: Bytes of scratch memory to hold at most. Where no route can do with so little, about as few as possible.
+        budget: Bytes of scratch memory to hold at most.
         route: Take this route, if it is possible for the shape within the budget.
         speed: The processor; this one by default.
 
     Returns:
         The plan.
     """
-    plans = list(_plans(shape, item_size, budget, speed or processor()))
+    within, quickest = (_quickest(shape, item_size, limit, route, speed or processor()) for limit in budget)
+    limit = budget.bytes
+    while within.seconds > SLOW * quickest.seconds and limit < budget.most:
+        limit = min(2 * limit, budget.most)
+        within = _quickest(shape, item_size, limit, route, speed or processor())
+    return within
+
+
+def _quickest(shape: Shape, item: int, budget: int, route: str | None, speed: Processor) -> Plan:
+    plans = list(_plans(shape, item, budget, speed))
     wanted = [candidate for candidate in plans if candidate.route == route] or plans
     least = min(candidate.bytes for candidate in wanted)
     most = budget if least <= budget else LITTLE * least
@@ -124,8 +170,8 @@ def _plans(shape: Shape, item: int, budget: int, speed: Processor) -> Iterator[P
     yield _materialised(shape, item, budget, speed)
     if shape.native:
         yield _kernel(shape, item, budget, speed)
-    if shape.shifted and (whole := _pixels(shape, item, speed)).bytes <= budget:  # it has no smaller blocks
-        yield whole
+    if shape.shifted and (some := _pixels(shape, item, budget, speed)).bytes <= budget:  # it holds all of x and z
+        yield some
 
 
 def _second_product(shape: Shape, speed: Processor) -> float:
@@ -155,14 +201,19 @@ def _pairwise(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     return Plan("pairwise", block, flops, held + summed + block * row, seconds + _second_product(shape, speed))
 
 
-def _pixels(shape: Shape, item: int, speed: Processor) -> Plan:
+def _pixels(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     M, _, T, d_in, d_out, kernel, S, *_ = shape
-    channels, block = d_in // kernel, 1
-    flops = M**2 * (S * (S + block) * channels + T * (T + block) * d_out)
-    held = (M * (S * channels + T * d_out) + M**2 * (S**2 + T) + M * T * max(M, d_out)) * item
-    calls = FEW + T * (kernel + 6) / 4  # most of them do little
+    channels, sample = d_in // kernel, M * item
+
+    def held(block: int) -> int:
+        return sample * (S * channels + T * d_out + block * (S**2 + T) + T * max(block, d_out))
+
+    room = budget - sample * (S * channels + 2 * T * d_out)
+    block = M if held(M) <= budget else _multiple(room // max(1, sample * (S**2 + 2 * T)), VECTOR)
+    flops = M**2 * (S * (S + 1) * channels + T * (T + 1) * d_out)
+    calls = FEW + T * (kernel + 6) * (0.75 * math.ceil(M / block) - 0.5)  # of a first block, most do little
     seconds = flops / speed.product + (kernel + 3) * M**2 * T**2 / 2 * item / speed.visited + calls * CALL
-    return Plan("pixels", block, flops, held, seconds + _second_product(shape, speed))
+    return Plan("pixels", block, flops, held(block), seconds + _second_product(shape, speed))
 
 
 def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
@@ -192,7 +243,7 @@ def _materialised(shape: Shape, item: int, budget: int, speed: Processor) -> Pla
     sent = row if not S or shape.widened else 0  # a linear layer's z is divided by the scale
     room = max(budget - read, int((LITTLE - 1) * read))
     most = max(1, min(BLOCK // entry, room // (entry + seen + sent)))
-    whole = BLOCK // (entry * max(1, d_out))  # features that all outputs leave room for
+    whole = min(BLOCK, room) // (entry * max(1, d_out))  # features that all outputs leave room for
     block = _block(min(most, max(2 * VECTOR, whole)), channels, kernel) if S else min(most, max(1, d_in))
     outputs = _even(d_out, min(BLOCK // (entry * block), (room - seen * block) // (entry * block + sent)))
     tile, across = entry * block * outputs, math.ceil(d_out / outputs)

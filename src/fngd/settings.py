@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fngd.planner import BUDGET, ROUTES
+from fngd.planner import MOST, ROUTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class Settings:
         scale_by_damping: Whether the gradient is multiplied by 1/λ, as Algorithm 1 of the paper has it.
         loss_reduction: "mean" or "sum": how the loss adds up the samples. It matters for λ only.
         batch_dim: The dimension of the model's inputs that counts the samples.
-        gram_budget: Bytes of scratch memory that the Gram matrix of one layer may hold while it is computed.
+        gram_budget: Bytes of scratch memory that the Gram matrix of one layer may hold while it is computed; None for
+            a share of what the step holds anyway.
         gram_route: A route to take wherever it is possible, in place of the planner's choice.
     """
 
@@ -27,7 +28,7 @@ class Settings:
     scale_by_damping: bool = False
     loss_reduction: str = "mean"
     batch_dim: int = 0
-    gram_budget: int = BUDGET
+    gram_budget: int | None = None
     gram_route: str | None = None
 
     def __post_init__(self) -> None:
@@ -40,9 +41,11 @@ class Settings:
             )
         if isinstance(self.batch_dim, bool) or not isinstance(self.batch_dim, int) or self.batch_dim < 0:
             raise ValueError(f"batch_dim={self.batch_dim!r} must be a dimension counted from the front: 0, 1, …")
-        if isinstance(self.gram_budget, bool) or not isinstance(self.gram_budget, int) or self.gram_budget < 1:
+        budget = 1 if self.gram_budget is None else self.gram_budget
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
             raise ValueError(
-                f"gram_budget={self.gram_budget!r} must be a number of bytes, at least 1; {BUDGET} is usual"
+                f"gram_budget={budget!r} must be a number of bytes, at least 1, or None for a share of what the step "
+                f"holds, {MOST} at most"
             )
         if self.gram_route is not None and self.gram_route not in ROUTES:
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import nn
 
 import fngd
 from fngd.gram import plan_of
-from fngd.planner import BUDGET, ROUTES, plan
+from fngd.planner import LEAST, MOST, ROUTES, USUAL_BUDGET, at_most, plan
 from fngd.processor import USUAL
 from fngd.scratch import Scratch
 from fngd_bench import console
@@ -108,8 +108,8 @@ def test_every_route_ends_in_the_weighted_gradient(number):
     weighted = [(use, use.z * use.operation.samples.spread(c, use.z.dim())) for use in uses]
     loss = sum((use.operation.forward(use.x, weight, None) * z).sum() for use, z in weighted)
     (expected,) = torch.autograd.grad(loss, weight)
-    for route in routes.possible(uses, BUDGET):
-        torch.testing.assert_close(routes.weighted_gradient(uses, c, scratch, BUDGET, route), expected)
+    for route in routes.possible(uses, USUAL_BUDGET):
+        torch.testing.assert_close(routes.weighted_gradient(uses, c, scratch, USUAL_BUDGET, route), expected)
 
 
 def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_planners():
@@ -118,9 +118,9 @@ def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_p
     assert len(names) == routes.pieces(wanted, shapes) == 3 * len(shapes)
     for each, row in zip(shapes, record.measured, strict=True):
         timed = [route.route for route in row.routes]
-        assert timed == [route for route in ROUTES if plan(each.shape, 8, BUDGET, route, USUAL).route == route]
-        assert row.chosen == plan(each.shape, 8, BUDGET, speed=USUAL).route
-        assert row.of(row.chosen).expected == plan(each.shape, 8, BUDGET, speed=USUAL).seconds
+        assert timed == [route for route in ROUTES if plan(each.shape, 8, USUAL_BUDGET, route, USUAL).route == route]
+        assert row.chosen == plan(each.shape, 8, USUAL_BUDGET, speed=USUAL).route
+        assert row.of(row.chosen).expected == plan(each.shape, 8, USUAL_BUDGET, speed=USUAL).seconds
         assert {len(route.seconds) for route in row.routes} == {2}
         assert row.sizes == each.shape._asdict()
     assert [route.route for route in record.measured[0].routes] == list(ROUTES)
@@ -139,10 +139,10 @@ def test_each_round_has_every_route_once_in_an_order_of_its_own(monkeypatch):
 
 def test_a_route_beyond_the_budget_is_not_possible_unless_the_planner_takes_it():
     uses = found()[1].drawn(torch.Generator())
-    every = {route: plan_of(uses, BUDGET, route).bytes for route in ROUTES}
-    assert set(routes.possible(uses, BUDGET)) == set(ROUTES)
-    assert list(routes.possible(uses, 1)) == [plan_of(uses, 1).route]
-    assert "pixels" not in routes.possible(uses, every["pixels"] - 1)
+    every = {route: plan_of(uses, USUAL_BUDGET, route).bytes for route in ROUTES}
+    assert set(routes.possible(uses, USUAL_BUDGET)) == set(ROUTES)
+    assert list(routes.possible(uses, at_most(1))) == [plan_of(uses, at_most(1)).route]
+    assert "pixels" not in routes.possible(uses, at_most(every["pixels"] // 8))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,9 @@ def test_bad_settings_are_refused_with_the_rule(options, said):
 
 def test_defaults_are_the_models_and_the_librarys():
     wanted = routes.resolve("resnet32", rounds=7)
-    assert (wanted.batch, wanted.classes, wanted.budget_bytes) == (128, 10, BUDGET)
+    assert (wanted.batch, wanted.classes, wanted.budget_bytes) == (128, 10, MOST)
     assert routes.resolve("resnet32", rounds=7, budget=3).budget_bytes == 3 * 2**20
+    assert routes.resolve("small-cnn", rounds=7).budget_bytes == LEAST
 
 
 def made(shape, count, chosen, **milliseconds):
@@ -182,9 +183,9 @@ def made_record(*rows):
 def test_a_route_that_would_take_minutes_is_not_timed(monkeypatch):
     model, x = tiny()
     uses = weights_by_shape(model, [x])[0].drawn(torch.Generator().manual_seed(0))
-    assert len(routes.possible(uses, 2**30)) > 1
+    assert len(routes.possible(uses, at_most(2**30))) > 1
     monkeypatch.setattr(routes, "HOPELESS", 0.0)
-    assert list(routes.possible(uses, 2**30)) == [routes.plan_of(uses, 2**30).route]
+    assert list(routes.possible(uses, at_most(2**30))) == [routes.plan_of(uses, at_most(2**30)).route]
 
 
 GOOD = made("2 × 1 × 3 → 4", 3, "pairwise", pairwise=10.9, materialised=10.0)

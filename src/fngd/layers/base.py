@@ -206,6 +206,7 @@ class Layer:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
+        self.run.hold(x, output)
         return output
 
     def _derive_in_graph(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -263,7 +264,7 @@ class Layer:
     def _derived(self, uses: Uses) -> Derived:
         """What this batch says; it is reported."""
         try:
-            derived = derive(uses, self.run.settings, self.run.scratch, self._scale)
+            derived = derive(uses, self.run.settings, self.run.budget, self.run.scratch, self._scale)
         except ValueError as error:
             raise RuntimeError(
                 f"fngd: layer {self.name!r} {error}, which is not supported: pass exclude=[{self.name!r}]"

@@ -14,6 +14,7 @@ from fngd.coefficients import solve
 from fngd.gram import bias_gram, gram, scale_of
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
+from fngd.planner import Budget
 from fngd.scratch import Scratch
 from fngd.settings import Settings
 from fngd.uses import Use
@@ -39,7 +40,7 @@ class Derived(NamedTuple):
     """What gradients were divided by; None for 1."""
 
 
-def derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | None = None) -> Derived:
+def derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None = None) -> Derived:
     """The coefficients of one batch.
 
     Most gradients need not be divided by anything: on a CPU K is made of them as they are, and once more if it turns
@@ -47,7 +48,8 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | Non
 
     Args:
         uses: All uses of the layer, on the same samples.
-        settings: The damping and its units.
+        settings: The damping and its units, and the route.
+        budget: Bytes of scratch memory to hold at most.
         scratch: Where intermediate results are put.
         scale: What to divide by at first, a power of two: what was needed for the layer's last batch.
 
@@ -56,11 +58,11 @@ def derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | Non
     """
     gradients = [use.z for use, _ in uses]
     if gradients[0].device.type != "cpu":
-        return _derive(uses, settings, scratch, scale_of(gradients))
-    derived = _derive(uses, settings, scratch, scale)
+        return _derive(uses, settings, budget, scratch, scale_of(gradients))
+    derived = _derive(uses, settings, budget, scratch, scale)
     if _is_in_range(derived.report.norm):
         return derived
-    derived = _derive(uses, settings, scratch, scale_of(gradients))
+    derived = _derive(uses, settings, budget, scratch, scale_of(gradients))
     return derived if _is_in_range(derived.report.norm) else derived._replace(scale=None)
 
 
@@ -70,9 +72,9 @@ def _is_in_range(norm: Tensor) -> bool:
     return least < norm.item() < 1 / least
 
 
-def _derive(uses: Uses, settings: Settings, scratch: Scratch, scale: Tensor | None) -> Derived:
+def _derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None) -> Derived:
     M = uses[0][0].operation.samples.M
-    K, at_hand = layer_gram(uses, scale, scratch, settings)
+    K, at_hand = layer_gram(uses, scale, scratch, budget, settings.gram_route)
     unit = true_unit(scale, M, settings)
     given = None if settings.damping is None else torch.as_tensor(settings.damping / unit**2, dtype=torch.float64).to(K)
     solution = solve(K, K.new_ones(M), settings.alpha, given)
@@ -90,7 +92,7 @@ def true_unit(scale: Tensor | None, M: int, settings: Settings) -> Tensor | floa
 
 
 def layer_gram(
-    uses: Uses, scale: Tensor | None, scratch: Scratch, settings: Settings
+    uses: Uses, scale: Tensor | None, scratch: Scratch, budget: Budget, route: str | None
 ) -> tuple[Tensor, dict[Part, Weigh]]:
     """K of a whole layer: the Gram matrices of its weights and biases add up.
 
@@ -98,7 +100,8 @@ def layer_gram(
         uses: All uses of the layer.
         scale: What gradients are divided by, to keep their products in range; None for 1.
         scratch: Where intermediate results are put.
-        settings: The memory to hold at most, and the route.
+        budget: Bytes of scratch memory to hold at most.
+        route: Take this route where it is possible.
 
     Returns:
         K / scale², (M, M), and how to weight what is at hand: the samples' gradients of biases, and those of the weight
@@ -122,7 +125,6 @@ def layer_gram(
             "read different but overlapping pieces of one parameter in one forward pass (an attention module called "
             "both with and without self-attention?)"
         )
-    budget, route = settings.gram_budget, settings.gram_route
     grams = [gram(group, scale, scratch, budget, route) for group in weights.values()]
     K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
     at_hand: dict[Part, Weigh] = {part: partial(_weighed, rows) for part, rows in biases.items()}

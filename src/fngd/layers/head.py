@@ -147,7 +147,7 @@ class Head(Layer):
         """The coefficients of a batch, of mean one; they are reported."""
         settings, M = self.run.settings, use.operation.samples.M
         scale = scale_of([use.z])
-        K, _ = layer_gram([(use, label)], scale, self.run.scratch, settings)
+        K, _ = layer_gram([(use, label)], scale, self.run.scratch, self.run.budget, settings.gram_route)
         rhs = residuals(use, scale) if self.rhs == "residual" else K.new_ones(M)
         solution = solve(K, rhs, settings.alpha)
         c, mean = solution.c, solution.c.mean()

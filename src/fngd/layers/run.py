@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fngd.history import History, Report, settle
+from fngd.planner import Budget, at_most, share_of
 from fngd.policies import Policy
 from fngd.scratch import Scratch
 from fngd.settings import Settings
@@ -68,6 +69,10 @@ class Run:
     """Whether a layer has derived outside of any forward pass of the model."""
     keeps: bool = False
     """Whether sharing steps keep a deriving step's memory for the next one."""
+    _held: int = 0
+    """Bytes of inputs and outputs of layers that derive, since the pass began."""
+    _budget: Budget | None = None
+    """What was said of that pass's budget."""
     _depth: int = 0
     """Calls of the model's forward that are under way."""
     _thread: int | None = None
@@ -100,6 +105,7 @@ class Run:
         self.batch = self._latest = batch_size((*args, kwargs), self.settings.batch_dim)
         if self.deriving:
             self._open, self.used = {}, set()
+            self._held, self._budget = 0, None
             self.traced = torch.compiler.is_dynamo_compiling()
             for layer in () if self.traced else self.layers:
                 layer.place = ""
@@ -163,9 +169,29 @@ class Run:
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
         self._latest, self._open, self.entered = None, {}, False
+        self._held, self._budget = 0, None
         self.scratch.forget()
         if not self.deriving and not self.keeps:
             self.scratch.trim()
+
+    def hold(self, *activations: Tensor) -> None:
+        """A layer that derives has taken and returned these."""
+        self._held += sum(t.nbytes for t in activations)
+
+    @property
+    def budget(self) -> Budget:
+        """Scratch memory that one Gram matrix of the latest pass may hold: the user's number, or a share of the rest.
+
+        A weight comes with its gradient and its momentum. Nobody counts what is inside of a compiled graph, nor the
+        rest of a network whose head alone derives.
+        """
+        if self._budget is None:
+            self._budget = self._share() if self.settings.gram_budget is None else at_most(self.settings.gram_budget)
+        return self._budget
+
+    def _share(self) -> Budget:
+        weights = sum(p.nbytes for layer in self.layers for p in layer.parameters)
+        return share_of(self._held + 3 * weights if self._held else 0)
 
     def prepare(self, step: int) -> bool:
         """Get ready for step number `step`.

@@ -37,9 +37,9 @@ class Shift(NamedTuple):
 
 
 def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K, one output position s at a time.
+    """K, some samples n with all samples m at a time, and of these one output position s of n.
 
-    Rows are pixels first, samples second, so that a pair of pixels is a block of M × M; pairs (t, s) with t before s
+    Rows are pixels first, samples second, so that a pair of pixels is a block of M × n; pairs (t, s) with t before s
     are the others transposed, before and after a shift: they are left out, but for those on the line of s.
     """
     use, M = uses[0], shape.M
@@ -48,20 +48,22 @@ def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch
     space, out, dtype = x.shape[2:], z.shape[2:], gram_dtype(x.dtype)
     seen = scratch.take("read", (*space, M, x.shape[1]), dtype, x.device).copy_(_pixels_first(x))
     sent = divided(_pixels_first(z), scale, scratch.take("sent", (*out, M, z.shape[1]), dtype, x.device))
-    Q = _inner_products(seen.flatten(0, -2), plan.block * M, scratch).view(*space, M, *space, M)
-    P = scratch.take("rows", (*out, M, M), dtype, x.device)
-    Z = scratch.take("products", (shape.T, M, M), dtype, x.device)
-    lower, diagonal = Q.new_zeros(M, M), Q.new_zeros(M, M)
+    lower, diagonal = seen.new_zeros(M, M), seen.new_zeros(M, M)
     shifts, by_position = _shifts(operation, weight.shape[2:], space, out), sent.flatten(0, -3)
-    for number, s in enumerate(product(*(range(n) for n in out))):
-        P[s[0] :].zero_()
-        for shift in shifts:
-            if all(part.start <= at < part.stop for part, at in zip(shift.here, s, strict=True)):
-                _add_looks(P, Q, s, shift)
-        varied_product(by_position[number:].flatten(0, 1), by_position[number], Z[number:].flatten(0, 1))
-        pairs = Z[number:].mul_(P.flatten(0, -3)[number:])
-        lower += pairs.sum(0)
-        diagonal += pairs[0]
+    for some in blocks(M, plan.block):
+        n = some.stop - some.start
+        Q = _inner_products(seen.flatten(0, -3), some, scratch).view(*space, M, *space, n)
+        P = scratch.take("rows", (*out, M, n), dtype, x.device)
+        Z = scratch.take("products", (shape.T, M, n), dtype, x.device)
+        for number, s in enumerate(product(*(range(size) for size in out))):
+            P[s[0] :].zero_()
+            for shift in shifts:
+                if all(part.start <= at < part.stop for part, at in zip(shift.here, s, strict=True)):
+                    _add_looks(P, Q, s, shift)
+            varied_product(by_position[number:].flatten(0, 1), by_position[number, some], Z[number:].flatten(0, 1))
+            pairs = Z[number:].mul_(P.flatten(0, -3)[number:])
+            lower[:, some] += pairs.sum(0)
+            diagonal[:, some] += pairs[0]
     return Gram(lower + lower.T - diagonal, partial(_weighed, use, shifts, seen, sent, scratch))
 
 
@@ -70,11 +72,12 @@ def _pixels_first(t: Tensor) -> Tensor:
     return t.movedim((0, 1), (-2, -1))
 
 
-def _inner_products(rows: Tensor, at_once: int, scratch: Scratch) -> Tensor:
-    """The products of rows with those that are not in a block after their own."""
-    Q = scratch.take("U", (len(rows), len(rows)), rows.dtype, rows.device)
-    for here in blocks(len(rows), at_once):
-        varied_product(rows[here.start :], rows[here], Q[here.start :, here])
+def _inner_products(seen: Tensor, some: slice, scratch: Scratch) -> Tensor:
+    """The products of all samples' pixels with some samples' pixels that do not come after them."""
+    S, M, _ = seen.shape
+    Q = scratch.take("U", (S * M, S, some.stop - some.start), seen.dtype, seen.device)
+    for pixel in range(S):
+        varied_product(seen[pixel:].flatten(0, 1), seen[pixel, some], Q[pixel * M :, pixel])
     return Q
 
 

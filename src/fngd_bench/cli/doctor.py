@@ -17,12 +17,8 @@ def doctor(
 
     Example: `fngd doctor resnet32`
     """
-    import torch
+    from fngd_bench.price import steps
+    from fngd_bench.price.record import REFERENCE
+    from fngd_bench.price.uses import diagnosis
 
-    import fngd
-    from fngd_bench.price import race, steps
-
-    with torch.random.fork_rng(), torch.device("meta"):  # shapes say it all: nothing is computed
-        begin = race.start(steps.resolve(model, ("sgd",), steps=1, batch=batch))
-        diagnosis = fngd.doctor(begin.model, *begin.batch.inputs)
-    typer.echo(str(diagnosis))
+    typer.echo(str(diagnosis(steps.resolve(model, (REFERENCE,), steps=1, batch=batch))))

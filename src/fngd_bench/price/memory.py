@@ -1,8 +1,9 @@
 """Peak memory of a method, measured in a process of its own.
 
-The number is the peak of resident memory minus what the process held right before the model was built, so torch and
-Python are not in it, and weights, gradients, momentum and activations are. A method that shares starts from
-coefficients derived elsewhere, as after loading a checkpoint: otherwise the peak would be that of deriving.
+The number is the peak of resident memory minus what the process held right before the model was built: weights,
+gradients, momentum, activations and scratch memory, and what torch loads when an optimizer is made and a first step
+taken, modules and kernels' code. Of a small network's number, the last is the larger part. A method that shares starts
+from coefficients derived elsewhere, as after loading a checkpoint: otherwise the peak would be that of deriving.
 
 The process is told to give large blocks back to the system as soon as they are freed (a setting of glibc's malloc).
 Without that the peak depends on how the heap happened to fragment, which differs by 10 % from run to run; with it the

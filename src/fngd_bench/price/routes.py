@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fngd.diagnosis import shape_text
 from fngd.gram import gram, plan_of
-from fngd.planner import BUDGET, ROUTES, Plan
+from fngd.planner import MOST, ROUTES, Budget, Plan, at_most
 from fngd.scratch import Scratch
 from fngd.uses import Use
 from fngd.weighted import weighted_backward
@@ -29,7 +29,7 @@ from fngd_bench.price import race, steps
 from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import REFERENCE, StepSettings
 from fngd_bench.price.routes_record import RoutesRecord, RoutesSettings, RouteTimes, ShapeTimes
-from fngd_bench.price.uses import Weights, weights_by_shape
+from fngd_bench.price.uses import Weights, diagnosis, weights_by_shape
 
 WARMUP = 1
 """Untimed rounds: scratch memory grows in them, and kernels are made ready."""
@@ -60,13 +60,15 @@ def resolve(
     if rounds < 1:
         raise InputError(f"rounds={rounds} must be at least 1; 7 give a median worth reading")
     if budget is not None and budget < 1:
-        raise InputError(f"budget={budget} must be at least 1 MiB; leave it out for the library's {BUDGET // 2**20}")
+        raise InputError(f"budget={budget} must be at least 1 MiB; leave it out for the library's own choice")
     step = _step(model, batch, seed)
+    allowed = Budget(diagnosis(step).gram_budget, MOST) if budget is None else at_most(budget * 2**20)
     return RoutesSettings(
         model=model,
         classes=step.classes,
         batch=step.batch,
-        budget_bytes=BUDGET if budget is None else budget * 2**20,
+        budget_bytes=allowed.bytes,
+        most_bytes=allowed.most,
         rounds=rounds,
         warmup=WARMUP,
         seed=seed,
@@ -123,7 +125,7 @@ def measure(wanted: RoutesSettings, found: Sequence[Weights], advance: race.Adva
     return RoutesRecord(settings=wanted, measured=measured, surroundings=watch.seen(), provenance=provenance())
 
 
-def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
+def possible(uses: Sequence[Use], budget: Budget) -> dict[str, Plan]:
     """The routes that a weight's Gram matrix can take within the budget and without hope lost, and the planner's own.
 
     Args:
@@ -137,13 +139,13 @@ def possible(uses: Sequence[Use], budget: int) -> dict[str, Plan]:
     plans = {route: plan_of(uses, budget, route) for route in ROUTES}
 
     def is_timed(route: str, plan: Plan) -> bool:
-        fits = plan.bytes <= budget and plan.seconds <= HOPELESS * chosen.seconds
+        fits = plan.bytes <= budget.most and plan.seconds <= HOPELESS * chosen.seconds
         return plan.route == route and (fits or route == chosen.route)
 
     return {route: plan for route, plan in plans.items() if is_timed(route, plan)}
 
 
-def weighted_gradient(uses: Sequence[Use], c: Tensor, scratch: Scratch, budget: int, route: str) -> Tensor:
+def weighted_gradient(uses: Sequence[Use], c: Tensor, scratch: Scratch, budget: Budget, route: str) -> Tensor:
     """What a deriving step does for one weight, but for the solve: K by a route, then Σ_m c_m u_m.
 
     Args:
@@ -174,7 +176,7 @@ class _Stage:
 
     def __init__(self, wanted: RoutesSettings, watch: Watch) -> None:
         self.wanted, self.watch = wanted, watch
-        self.scratch = Scratch()
+        self.budget, self.scratch = Budget(wanted.budget_bytes, wanted.most_bytes), Scratch()
         self.cold = torch.zeros(COLD_BYTES, dtype=torch.uint8)
         self.order = np.random.default_rng(wanted.seed)
         self.generator = torch.Generator().manual_seed(wanted.seed)
@@ -182,7 +184,7 @@ class _Stage:
     def times(self, weight: Weights, advance: race.Advance) -> ShapeTimes:
         """All routes on one shape."""
         wanted, uses, name = self.wanted, weight.drawn(self.generator), shape_text(weight.shape)
-        plans = possible(uses, wanted.budget_bytes)
+        plans = possible(uses, self.budget)
         gc.collect()
         for _ in range(wanted.warmup):
             self._round(uses, list(plans))
@@ -200,7 +202,7 @@ class _Stage:
             sizes=weight.shape._asdict(),
             layer=weight.layer,
             count=weight.count,
-            chosen=plan_of(uses, wanted.budget_bytes).route,
+            chosen=plan_of(uses, self.budget).route,
             routes=tuple(
                 RouteTimes(route=route, expected=plan.seconds, seconds=tuple(round(each[route], 8) for each in kept))
                 for route, plan in plans.items()
@@ -214,7 +216,7 @@ class _Stage:
         elapsed = {}
         for route in self.order.permutation(routes).tolist():
             unknown = [use._replace(x=use.x.detach()) for use in uses]  # no product of it with itself is kept
-            call = partial(weighted_gradient, unknown, c, self.scratch, self.wanted.budget_bytes, route)
+            call = partial(weighted_gradient, unknown, c, self.scratch, self.budget, route)
             self.cold.add_(1)
             elapsed[route] = clock.seconds(call)
         return elapsed

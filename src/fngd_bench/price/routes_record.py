@@ -18,6 +18,8 @@ class RoutesSettings:
     batch: int
     budget_bytes: int
     """Scratch memory that one Gram matrix may hold."""
+    most_bytes: int
+    """The same where it would be slow otherwise."""
     rounds: int
     warmup: int
     seed: int

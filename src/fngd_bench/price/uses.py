@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+import fngd
 from fngd.layers.attach import attach_layer, attach_root, detach
 from fngd.layers.base import Layer
 from fngd.layers.parts import Part
@@ -19,6 +20,8 @@ from fngd.planner import Shape
 from fngd.policies import Fresh
 from fngd.settings import Settings
 from fngd.uses import Use, shape_of
+from fngd_bench.price import race
+from fngd_bench.price.record import StepSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,20 @@ class Weights:
 def _drawn(use: Use, generator: torch.Generator) -> Use:
     z = torch.empty_like(use.z, device=use.x.device).normal_(generator=generator)
     return use._replace(z=z.div_(use.operation.samples.M))
+
+
+def diagnosis(wanted: StepSettings) -> fngd.Diagnosis:
+    """What the doctor says of a model on a batch: shapes say it all, nothing is computed.
+
+    Args:
+        wanted: Resolved settings.
+
+    Returns:
+        The diagnosis.
+    """
+    with torch.random.fork_rng(), torch.device("meta"):
+        begin = race.start(wanted)
+        return fngd.doctor(begin.model, *begin.batch.inputs)
 
 
 def weights_by_shape(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Weights, ...]:
