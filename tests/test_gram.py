@@ -88,6 +88,9 @@ def test_every_route_equals_the_materialised_reference(uses, budget):
             c = torch.randn(len(found.K), dtype=torch.float64)
             summed = (U @ c).view(uses[0].operation.groups, -1, uses[0].weight[0].numel())
             assert relative_error(found.weigh(c), uses[0].operation.as_weight(summed, uses[0].weight)) <= 1e-12, route
+        if found.of_bias is not None:
+            (use,) = uses
+            assert relative_error(found.of_bias, bias_gram(use.operation.bias_rows(use.z), ONE)) <= 1e-12, route
     assert relative_error(gram(uses, ONE, scratch, at_most(budget)).K, reference.gram(U)) <= 1e-12
 
 

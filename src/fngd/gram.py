@@ -24,6 +24,7 @@ from torch import Tensor
 from fngd.operations import gram_dtype
 from fngd.planner import USUAL_BUDGET, Budget, Plan, Shape, plan
 from fngd.processor import USUAL, processor
+from fngd.products import varied_product
 from fngd.routes.kernel import kernel
 from fngd.routes.materialised import materialised
 from fngd.routes.pairwise import pairwise
@@ -41,8 +42,13 @@ def of_pairs(route: Callable[[Sequence[Use], Tensor, Shape, Plan, Scratch], Gram
         if scale is not None:
             return route(uses, scale, shape, plan, scratch)
         own = scale_of([use.z for use in uses])
-        K, weigh = route(uses, own, shape, plan, scratch)
-        return Gram(K.mul_(own * own), None if weigh is None else lambda c: weigh(c * own))
+        K, weigh, of_bias = route(uses, own, shape, plan, scratch)
+        square = own * own
+        return Gram(
+            K.mul_(square),
+            None if weigh is None else lambda c: weigh(c * own),
+            None if of_bias is None else of_bias.mul_(square),
+        )
 
     return undivided
 
@@ -104,7 +110,7 @@ def _planned(uses: Sequence[Use], shape: Shape, budget: Budget, route: str | Non
 def bias_gram(rows: Tensor, scale: Tensor | None) -> Tensor:
     """K of a bias from its per-sample gradients (M, d_out)."""
     rows = rows if scale is None else rows / scale
-    return rows @ rows.T
+    return varied_product(rows, rows)
 
 
 def scale_of(gradients: Sequence[Tensor]) -> Tensor:

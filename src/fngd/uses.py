@@ -41,6 +41,8 @@ class Gram(NamedTuple):
     weigh: Callable[[Tensor], Tensor] | None = None
     """Σ_m c_m u_m / scale as a function of c, if the route has left what makes it quick; valid until the next Gram
     matrix."""
+    of_bias: Tensor | None = None
+    """The Gram matrix of a bias of the same uses, on the same scale, if it was made on the way."""
 
 
 class Sizes(NamedTuple):

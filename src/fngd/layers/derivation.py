@@ -112,6 +112,7 @@ def layer_gram(
     """
     weights: dict[Part, list[Use]] = {}
     biases: dict[Part, Tensor] = {}
+    beside: dict[Part, list[Part | None]] = {}  # the weights that each bias is used with
     if len({use.operation.samples.M for use, _ in uses}) > 1:
         raise ValueError("was used on batches of different sizes in one forward pass")
     for use, label in uses:
@@ -120,15 +121,20 @@ def layer_gram(
         if label.bias is not None:
             rows = use.operation.bias_rows(use.z)
             biases[label.bias] = biases[label.bias] + rows if label.bias in biases else rows
+            beside.setdefault(label.bias, []).append(label.weight)
     if overlapping([*weights, *biases]):
         raise ValueError(
             "read different but overlapping pieces of one parameter in one forward pass (an attention module called "
             "both with and without self-attention?)"
         )
-    grams = [gram(group, scale, scratch, budget, route) for group in weights.values()]
-    K = [part.K for part in grams] + [bias_gram(rows, scale) for rows in biases.values()]
+    grams = {part: gram(group, scale, scratch, budget, route) for part, group in weights.items()}
+    K = [found.K for found in grams.values()]
+    for bias, rows in biases.items():
+        weight, *others = beside[bias]
+        made = None if weight is None or others else grams[weight].of_bias
+        K.append(bias_gram(rows, scale) if made is None else made)
     at_hand: dict[Part, Weigh] = {part: partial(_weighed, rows) for part, rows in biases.items()}
-    if len(grams) == 1 and (weigh := grams[0].weigh) is not None:
+    if len(grams) == 1 and (weigh := next(iter(grams.values())).weigh) is not None:
         at_hand[next(iter(weights))] = weigh if scale is None else lambda c: weigh(c * scale)
     return functools.reduce(torch.add, K), at_hand
 

@@ -27,15 +27,18 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
     x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
     z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
     kept = _kept_products(uses, plan, x, scratch)
-    one_by_one = T == 1 and plan.block >= M
-    K = _of_one_position(x, z / scale, kept) if one_by_one else _in_blocks(x, z, scale, shape, plan, kept)
-    return Gram(K, partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None)
+    weigh = partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None
+    if T > 1 or plan.block < M:
+        return Gram(_in_blocks(x, z, scale, shape, plan, kept), weigh)
+    K, of_bias = _of_one_position(x, z / scale, kept)
+    return Gram(K, weigh, of_bias)
 
 
-def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> Tensor:
-    r"""K = ZᵀZ * XᵀX (`\cref{trans}`), the sum over the groups."""
-    K = _products(x, x, 0, kept) * varied_product(z, z)
-    return K[0] if len(K) == 1 else K.sum(0)
+def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> tuple[Tensor, Tensor]:
+    r"""K = ZᵀZ * XᵀX (`\cref{trans}`) and ZᵀZ, which is a bias's, the sums over the groups."""
+    Z = varied_product(z, z)
+    K = _products(x, x, 0, kept) * Z
+    return (K[0], Z[0]) if len(K) == 1 else (K.sum(0), Z.sum(0))
 
 
 def _in_blocks(x: Tensor, z: Tensor, scale: Tensor, shape: Shape, plan: Plan, kept: Products | None) -> Tensor:
