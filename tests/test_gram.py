@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from fngd.gram import BY_NAME, bias_gram, gram, plan_of
 from fngd.operations import Convolution, Linear, Samples
-from fngd.planner import LEAST, LITTLE, MOST, ROUTES, SLOW, USUAL_BUDGET, Plan, Shape, at_most, plan, share_of
+from fngd.planner import FULL_BUDGET, LEAST, LITTLE, MOST, ROUTES, SLOW, Plan, Shape, at_most, plan, share_of
 from fngd.processor import USUAL, ZEN5, processor
 from fngd.products import PARTS
 from fngd.scratch import Scratch
@@ -73,7 +73,7 @@ def convolution_uses(draw):
 def possible(uses):
     """The routes that a weight's uses can take."""
     shape = shape_of(uses)
-    return {route for route in ROUTES if plan(shape, 8, USUAL_BUDGET, route).route == route}
+    return {route for route in ROUTES if plan(shape, 8, FULL_BUDGET, route).route == route}
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,7 +108,7 @@ def test_blocks_of_samples_and_features_add_up():
     uses = [Use(operation, x, z, weight)]
     K, shape = reference.gram(materialise(uses)), shape_of(uses)
     for route, block in product(ROUTES, (1, 2, 3, 7, 12)):
-        chosen = replace(plan(shape, 8, USUAL_BUDGET, route), block=block)
+        chosen = replace(plan(shape, 8, FULL_BUDGET, route), block=block)
         assert relative_error(BY_NAME[route](uses, ONE, shape, chosen, Scratch()).K, K) <= 1e-12
     for block, outputs, samples in product((1, 4, 6, 18), (1, 2, 3, 5), (1, 2, 7)):
         chosen = Plan("materialised", block, 0, 0, 0.0, outputs=outputs, samples=samples)
@@ -304,7 +304,7 @@ def test_a_route_holds_no_more_scratch_memory_than_was_planned(data, dtype, budg
 
 def test_pairs_of_pixels_are_made_only_where_one_sample_s_fit():
     shape = Shape(128, 1, 1024, 144, 16, 9, 1024, 1156, shifted=True, native=True)
-    assert plan(shape, 4, USUAL_BUDGET, "pixels").route != "pixels"
+    assert plan(shape, 4, FULL_BUDGET, "pixels").route != "pixels"
     assert plan(shape, 4, at_most(2**40), "pixels").route == "pixels"
 
 
@@ -317,15 +317,15 @@ def test_fewer_pairs_of_pixels_are_held_where_the_budget_is_small():
 
 def test_a_large_prime_number_of_outputs_is_cut_into_few_blocks():
     """A vocabulary's: 50 blocks of at most 1,006 words, not 50,261 of one."""
-    chosen = plan(Shape(8, 1, 1024, 768, 50261), 4, USUAL_BUDGET, "materialised")
+    chosen = plan(Shape(8, 1, 1024, 768, 50261), 4, FULL_BUDGET, "materialised")
     assert 900 < chosen.outputs < 1100
     assert chosen.bytes <= MOST
 
 
 def test_a_route_that_is_asked_for_is_taken_where_it_is_possible():
     shape = Shape(8, 1, 4, 9, 4, 9, 4, 16, shifted=True, native=True)
-    assert [plan(shape, 4, USUAL_BUDGET, route).route for route in ROUTES] == list(ROUTES)
-    assert plan(Shape(8, 1, 4, 9, 4), 4, USUAL_BUDGET, "pixels").route in {"pairwise", "materialised"}
+    assert [plan(shape, 4, FULL_BUDGET, route).route for route in ROUTES] == list(ROUTES)
+    assert plan(Shape(8, 1, 4, 9, 4), 4, FULL_BUDGET, "pixels").route in {"pairwise", "materialised"}
 
 
 def test_a_wide_layer_never_holds_its_per_sample_gradients():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fngd.operations import gram_dtype
-from fngd.planner import USUAL_BUDGET, Budget, Plan, Shape, plan
+from fngd.planner import FULL_BUDGET, Budget, Plan, Shape, plan
 from fngd.processor import USUAL, processor
 from fngd.products import varied_product
 from fngd.routes.kernel import kernel
@@ -65,7 +65,7 @@ def gram(
     uses: Sequence[Use],
     scale: Tensor | None,
     scratch: Scratch,
-    budget: Budget = USUAL_BUDGET,
+    budget: Budget = FULL_BUDGET,
     route: str | None = None,
 ) -> Gram:
     """K = UᵀU / scale² of one weight, the contributions of all its uses added up within each sample.
@@ -86,7 +86,7 @@ def gram(
     return BY_NAME[chosen.route](uses, scale, shape, chosen, scratch)
 
 
-def plan_of(uses: Sequence[Use], budget: Budget = USUAL_BUDGET, route: str | None = None) -> Plan:
+def plan_of(uses: Sequence[Use], budget: Budget = FULL_BUDGET, route: str | None = None) -> Plan:
     """How the Gram matrix of one weight is computed.
 
     Args:

@@ -117,14 +117,15 @@ def share_of(held: int) -> Budget:
     return Budget(min(MOST, max(1, held // SHARE // LEAST) * LEAST) if held else MOST, MOST)
 
 
-USUAL_BUDGET = at_most(MOST)
+FULL_BUDGET = at_most(MOST)
+"""A large network's."""
 
 
 @lru_cache(maxsize=4096)
 def plan(
     shape: Shape,
     item_size: int = 4,
-    budget: Budget = USUAL_BUDGET,
+    budget: Budget = FULL_BUDGET,
     route: str | None = None,
     speed: Processor | None = None,
 ) -> Plan:
@@ -140,15 +141,17 @@ def plan(
     Returns:
         The plan.
     """
-    within, quickest = (_quickest(shape, item_size, limit, route, speed or processor()) for limit in budget)
-    limit = budget.bytes
-    while within.seconds > SLOW * quickest.seconds and limit < budget.most:
+    speed, limit = speed or processor(), budget.bytes
+    quickest = _quickest(shape, item_size, budget.most, route, speed)
+    found = _quickest(shape, item_size, limit, route, speed)
+    while found.seconds > SLOW * quickest.seconds and limit < budget.most:
         limit = min(2 * limit, budget.most)
-        within = _quickest(shape, item_size, limit, route, speed or processor())
-    return within
+        found = _quickest(shape, item_size, limit, route, speed)
+    return found
 
 
 def _quickest(shape: Shape, item: int, budget: int, route: str | None, speed: Processor) -> Plan:
+    """The quickest plan that keeps to the budget, or to about the least that is possible."""
     plans = list(_plans(shape, item, budget, speed))
     wanted = [candidate for candidate in plans if candidate.route == route] or plans
     least = min(candidate.bytes for candidate in wanted)

@@ -13,7 +13,7 @@ from torch import nn
 
 import fngd
 from fngd.gram import plan_of
-from fngd.planner import LEAST, MOST, ROUTES, USUAL_BUDGET, at_most, plan
+from fngd.planner import FULL_BUDGET, LEAST, MOST, ROUTES, at_most, plan
 from fngd.processor import USUAL
 from fngd.scratch import Scratch
 from fngd_bench import console
@@ -108,8 +108,8 @@ def test_every_route_ends_in_the_weighted_gradient(number):
     weighted = [(use, use.z * use.operation.samples.spread(c, use.z.dim())) for use in uses]
     loss = sum((use.operation.forward(use.x, weight, None) * z).sum() for use, z in weighted)
     (expected,) = torch.autograd.grad(loss, weight)
-    for route in routes.possible(uses, USUAL_BUDGET):
-        torch.testing.assert_close(routes.weighted_gradient(uses, c, scratch, USUAL_BUDGET, route), expected)
+    for route in routes.possible(uses, FULL_BUDGET):
+        torch.testing.assert_close(routes.weighted_gradient(uses, c, scratch, FULL_BUDGET, route), expected)
 
 
 def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_planners():
@@ -118,9 +118,9 @@ def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_p
     assert len(names) == routes.pieces(wanted, shapes) == 3 * len(shapes)
     for each, row in zip(shapes, record.measured, strict=True):
         timed = [route.route for route in row.routes]
-        assert timed == [route for route in ROUTES if plan(each.shape, 8, USUAL_BUDGET, route, USUAL).route == route]
-        assert row.chosen == plan(each.shape, 8, USUAL_BUDGET, speed=USUAL).route
-        assert row.of(row.chosen).expected == plan(each.shape, 8, USUAL_BUDGET, speed=USUAL).seconds
+        assert timed == [route for route in ROUTES if plan(each.shape, 8, FULL_BUDGET, route, USUAL).route == route]
+        assert row.chosen == plan(each.shape, 8, FULL_BUDGET, speed=USUAL).route
+        assert row.of(row.chosen).expected == plan(each.shape, 8, FULL_BUDGET, speed=USUAL).seconds
         assert {len(route.seconds) for route in row.routes} == {2}
         assert row.sizes == each.shape._asdict()
     assert [route.route for route in record.measured[0].routes] == list(ROUTES)
@@ -139,8 +139,8 @@ def test_each_round_has_every_route_once_in_an_order_of_its_own(monkeypatch):
 
 def test_a_route_beyond_the_budget_is_not_possible_unless_the_planner_takes_it():
     uses = found()[1].drawn(torch.Generator())
-    every = {route: plan_of(uses, USUAL_BUDGET, route).bytes for route in ROUTES}
-    assert set(routes.possible(uses, USUAL_BUDGET)) == set(ROUTES)
+    every = {route: plan_of(uses, FULL_BUDGET, route).bytes for route in ROUTES}
+    assert set(routes.possible(uses, FULL_BUDGET)) == set(ROUTES)
     assert list(routes.possible(uses, at_most(1))) == [plan_of(uses, at_most(1)).route]
     assert "pixels" not in routes.possible(uses, at_most(every["pixels"] // 8))
 
