@@ -22,8 +22,8 @@ def test_coefficients_are_those_of_the_paper(N, M, alpha):
     K = reference.gram(U)
     c, valid, norm, lam = solve(K, torch.ones(M, dtype=torch.float64), alpha)
     assert valid
-    assert relative_error(norm, torch.linalg.matrix_norm(K)) <= 1e-14
-    assert relative_error(lam, reference.damping(U, alpha)) <= 1e-14
+    assert relative_error(torch.tensor(norm, dtype=torch.float64), torch.linalg.matrix_norm(K)) <= 1e-14
+    assert relative_error(torch.tensor(lam, dtype=torch.float64), reference.damping(U, alpha)) <= 1e-14
     assert relative_error(c, reference.coefficients(U, lam)) <= 1e-10
     assert relative_error(U @ c / (lam * M), reference.natural_gradient(U, lam)) <= 1e-9
 

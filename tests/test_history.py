@@ -38,7 +38,7 @@ def test_measures_are_what_they_say():
     eigenvalues = torch.linalg.eigvalsh(K)
     assert relative_error(got.mean, c.mean()) <= 1e-14
     assert relative_error(got.spread, (c - c.mean()).square().mean().sqrt()) <= 1e-12
-    assert relative_error(got.damping, lam / 16) <= 1e-14
+    assert relative_error(got.damping, torch.tensor(lam / 16, dtype=torch.float64)) <= 1e-14
     assert relative_error(got.effective_rank, eigenvalues.sum() ** 2 / eigenvalues.square().sum()) <= 1e-12
     assert relative_error(got.cosine, torch.cosine_similarity(weighted, plain, 0)) <= 1e-12
 

@@ -18,21 +18,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fngd.plain import Number, Truth, at_least, chosen, plain
+
 
 class Solution(NamedTuple):
     """The coefficients of one batch, with the numbers that they came from."""
 
     c: Tensor
     """One for each sample, (M,); no coefficients where they are not valid."""
-    valid: Tensor
+    valid: Truth
     """Whether K is finite and could be factorised."""
-    norm: Tensor
+    norm: Number
     """‖K‖_F."""
-    damping: Tensor
+    damping: Number
     """λ."""
 
 
-def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Tensor | None = None) -> Solution:
+def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Number | None = None) -> Solution:
     """C = (I + K/(λM))⁻¹ rhs by a Cholesky factorisation.
 
     Under the paper's damping rule the condition number is at most 1 + 1/(αM), so float32 is enough.
@@ -46,11 +48,11 @@ def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Tensor | None = None) -
     Returns:
         The coefficients; the right-hand side in their place where they are not valid.
     """
-    norm = torch.linalg.matrix_norm(K)
+    norm = plain(torch.linalg.vector_norm(K))
     lam = alpha * norm if damping is None else damping
-    A = K / (lam * len(K)).clamp_min(torch.finfo(K.dtype).tiny)
+    A = K / at_least(torch.finfo(K.dtype).tiny, lam * len(K))
     A.diagonal().add_(1.0)
     factor, failed = torch.linalg.cholesky_ex(A, upper=True)  # on a CPU a third quicker than the lower one
     c = torch.cholesky_solve(rhs.unsqueeze(1), factor, upper=True).squeeze(1)
-    valid = (norm < torch.inf) & (failed == 0)
-    return Solution(torch.where(valid, c, rhs), valid, norm, lam)
+    valid = (norm < torch.inf) & (plain(failed) == 0)
+    return Solution(chosen(valid, c, rhs), valid, norm, lam)

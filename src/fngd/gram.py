@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fngd.operations import gram_dtype
+from fngd.plain import Number
 from fngd.planner import FULL_BUDGET, Budget, Plan, Shape, plan
 from fngd.processor import USUAL, processor
 from fngd.products import varied_product
@@ -35,13 +36,13 @@ from fngd.uses import Gram, Use, shape_of
 Route = Callable[[Sequence[Use], Tensor | None, Shape, Plan, Scratch], Gram]
 
 
-def of_pairs(route: Callable[[Sequence[Use], Tensor, Shape, Plan, Scratch], Gram]) -> Route:
-    """A route that multiplies z with z before x comes in: whether K has to be divided or not, z has."""
+def of_pairs(route: Route) -> Route:
+    """A route that multiplies z with z before x comes in: whether K has to be divided or not, z may have to be."""
 
     def undivided(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-        if scale is not None:
+        own = _scale_of_pairs([use.z for use in uses]) if scale is None else None
+        if own is None:
             return route(uses, scale, shape, plan, scratch)
-        own = scale_of([use.z for use in uses])
         K, weigh, of_bias = route(uses, own, shape, plan, scratch)
         square = own * own
         return Gram(
@@ -107,6 +108,12 @@ def _planned(uses: Sequence[Use], shape: Shape, budget: Budget, route: str | Non
     return plan(shape, dtype.itemsize, budget, route, speed)
 
 
+def is_in_range(norm: Number, dtype: torch.dtype) -> bool:
+    """Whether a matrix has a norm whose square, and that of much smaller entries, are numbers of full precision."""
+    least: float = torch.finfo(dtype).tiny ** 0.4
+    return bool(least < norm < 1 / least)
+
+
 def bias_gram(rows: Tensor, scale: Tensor | None) -> Tensor:
     """K of a bias from its per-sample gradients (M, d_out)."""
     rows = rows if scale is None else rows / scale
@@ -122,6 +129,16 @@ def scale_of(gradients: Sequence[Tensor]) -> Tensor:
     largest = largest.to(gram_dtype(largest.dtype))
     mantissa, _ = torch.frexp(largest)
     return (largest / (2 * mantissa)).nan_to_num(1.0)
+
+
+def _scale_of_pairs(gradients: Sequence[Tensor]) -> Tensor | None:
+    """What gradients are to be divided by before they are multiplied with each other; None if that need not be."""
+    if gradients[0].device.type == "cpu":
+        dtype = gram_dtype(gradients[0].dtype)
+        norms = [torch.linalg.vector_norm(z, dtype=dtype).item() for z in gradients]
+        if all(is_in_range(norm * norm, dtype) for norm in norms):
+            return None
+    return scale_of(gradients)
 
 
 def _largest(z: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fngd.coefficients import Solution
+from fngd.plain import Number, Truth, stacked
 
 
 class Report(NamedTuple):
@@ -24,21 +25,21 @@ class Report(NamedTuple):
 
     c: Tensor
     """The coefficients, (M,)."""
-    valid: Tensor
+    valid: Truth
     """Whether they could be derived; if not, c is to be ignored."""
     K1: Tensor
     Kc: Tensor
     trace: Tensor
     """Of K, on whose scale all but c and `unit` are."""
-    norm: Tensor
+    norm: Number
     """‖K‖_F."""
-    damping: Tensor
+    damping: Number
     """λ on the scale of K."""
-    unit: Tensor | float
+    unit: Number
     """The square of this turns numbers on the scale of K into numbers on the scale of the true gradients."""
 
 
-def report(K: Tensor, solution: Solution, unit: Tensor | float) -> Report:
+def report(K: Tensor, solution: Solution, unit: Number) -> Report:
     """What is to be kept of K.
 
     Args:
@@ -68,7 +69,7 @@ class Measures(NamedTuple):
 
 def measure(batch: Report) -> Measures:
     """The measures of a batch, in float64; the gradients themselves are not needed."""
-    c, _, K1, Kc, trace, norm, damping = (value.double() for value in batch[:-1])
+    c, _, K1, Kc, trace, norm, damping = (torch.as_tensor(value, dtype=torch.float64) for value in batch[:-1])
     spread, mean = torch.std_mean(c, -1, correction=0)
     lengths = ((c * Kc).sum(-1).clamp_min(0) * K1.sum(-1).clamp_min(0)).sqrt()
     return Measures(mean, spread, damping * batch.unit**2, (trace / norm) ** 2, (K1 * c).sum(-1) / lengths)
@@ -142,21 +143,17 @@ def _alike(one: Report, other: Report) -> bool:
 def _take_in(group: Sequence[tuple[History, Sequence[Report]]], weight: Callable[[Tensor], Tensor] | None) -> None:
     """Take in the same number of batches of each of several layers; without a weight they do not enter c̃."""
     histories, reports = [history for history, _ in group], [batch for _, batches in group for batch in batches]
-    batches = Report(*(_stacked(values).unflatten(0, (len(group), -1)) for values in zip(*reports, strict=True)))
+    batches = Report(*(stacked(list(values)).unflatten(0, (len(group), -1)) for values in zip(*reports, strict=True)))
     _add_measures(histories, batches)
     if weight is not None:
         _add_coefficients(histories, batches, weight)
-
-
-def _stacked(values: Sequence[Tensor | float]) -> Tensor:
-    return torch.stack([v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64) for v in values])
 
 
 def _add_measures(histories: Sequence[History], batches: Report) -> None:
     def table(name: str) -> Tensor:
         return torch.stack([getattr(history, name).to(batches.c.device) for history in histories])
 
-    valid, values, totals = batches.valid, torch.stack(measure(batches), -1), table("totals")
+    valid, values, totals = torch.as_tensor(batches.valid), torch.stack(measure(batches), -1), table("totals")
     has_value = valid.unsqueeze(-1) & values.isfinite()
     for summand in torch.where(has_value, values, 0.0).unbind(1):
         totals = totals + summand
@@ -166,9 +163,10 @@ def _add_measures(histories: Sequence[History], batches: Report) -> None:
 
 
 def _add_coefficients(histories: Sequence[History], batches: Report, weight: Callable[[Tensor], Tensor]) -> None:
-    count = torch.stack([history.count for history in histories]).unsqueeze(1) + batches.valid.cumsum(1)
+    valid = torch.as_tensor(batches.valid)
+    count = torch.stack([history.count for history in histories]).unsqueeze(1) + valid.cumsum(1)
     mean = torch.stack([history.mean for history in histories if history.mean is not None])
-    share = weight(count.clamp_min(1).flatten()).view(count.shape) * batches.valid
+    share = weight(count.clamp_min(1).flatten()).view(count.shape) * valid
     for part, c in zip(share.unsqueeze(2).to(mean.dtype).unbind(1), batches.c.unbind(1), strict=True):
         mean = mean + part * (c - mean)
     for history, *row in zip(histories, mean, count[:, -1], strict=True):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fngd.coefficients import solve
-from fngd.gram import bias_gram, gram, scale_of
+from fngd.gram import bias_gram, gram, is_in_range, scale_of
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
+from fngd.plain import Number, chosen, over, plain
 from fngd.planner import Budget
 from fngd.scratch import Scratch
 from fngd.settings import Settings
@@ -60,35 +61,29 @@ def derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, sca
     if gradients[0].device.type != "cpu":
         return _derive(uses, settings, budget, scratch, scale_of(gradients))
     derived = _derive(uses, settings, budget, scratch, scale)
-    if _is_in_range(derived.report.norm):
+    if is_in_range(derived.report.norm, derived.K.dtype):
         return derived
     derived = _derive(uses, settings, budget, scratch, scale_of(gradients))
-    return derived if _is_in_range(derived.report.norm) else derived._replace(scale=None)
-
-
-def _is_in_range(norm: Tensor) -> bool:
-    """Whether a matrix has a norm whose square, and that of much smaller entries, are numbers of full precision."""
-    least: float = torch.finfo(norm.dtype).tiny ** 0.4
-    return least < norm.item() < 1 / least
+    return derived if is_in_range(derived.report.norm, derived.K.dtype) else derived._replace(scale=None)
 
 
 def _derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None) -> Derived:
     M = uses[0][0].operation.samples.M
     K, at_hand = layer_gram(uses, scale, scratch, budget, settings.gram_route)
     unit = true_unit(scale, M, settings)
-    given = None if settings.damping is None else torch.as_tensor(settings.damping / unit**2, dtype=torch.float64).to(K)
+    given = None if settings.damping is None else over(settings.damping, unit * unit)
     solution = solve(K, K.new_ones(M), settings.alpha, given)
     factors = solution.c
     if settings.scale_by_damping:
-        lam = solution.damping.double() * unit**2
-        factors = torch.where(solution.valid & (lam > 0), factors / lam, 1.0).to(factors.dtype)
+        lam = solution.damping * (unit * unit)
+        factors = chosen(solution.valid & (lam > 0), factors / lam, 1.0).to(factors.dtype)
     return Derived(report(K, solution, unit), factors, K, at_hand, scale)
 
 
-def true_unit(scale: Tensor | None, M: int, settings: Settings) -> Tensor | float:
+def true_unit(scale: Tensor | None, M: int, settings: Settings) -> Number:
     """What the samples' own gradients have been divided by: z carries the loss's 1/M."""
     carried = float(M) if settings.loss_reduction == "mean" else 1.0
-    return carried if scale is None else scale.double() * carried
+    return carried if scale is None else plain(scale.double()) * carried
 
 
 def layer_gram(

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fngd.coefficients import solve
-from fngd.gram import scale_of
+from fngd.coefficients import Solution, solve
+from fngd.gram import is_in_range, scale_of
 from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
@@ -28,6 +28,7 @@ from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
 from fngd.operations import Gradients, Needs, Operation, Samples
+from fngd.plain import chosen, plain
 from fngd.uses import Use
 from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, weighted_backward, without_autocast
 
@@ -146,17 +147,25 @@ class Head(Layer):
     def _judged(self, use: Use, label: Label) -> Tensor:
         """The coefficients of a batch, of mean one; they are reported."""
         settings, M = self.run.settings, use.operation.samples.M
-        scale = scale_of([use.z])
-        K, _ = layer_gram([(use, label)], scale, self.run.scratch, self.run.budget, settings.gram_route)
-        rhs = residuals(use, scale) if self.rhs == "residual" else K.new_ones(M)
-        solution = solve(K, rhs, settings.alpha)
-        c, mean = solution.c, solution.c.mean()
+        scale = None if use.z.device.type == "cpu" else scale_of([use.z])
+        K, solution = self._solved(use, label, scale)
+        if scale is None and not is_in_range(solution.norm, K.dtype):  # as in `derive`
+            scale = scale_of([use.z])
+            K, solution = self._solved(use, label, scale)
+        c, mean = solution.c, plain(solution.c.mean())
         valid = solution.valid & (mean > least_mean(settings.alpha, M)) & (mean < torch.inf)
-        c = torch.where(valid, c / mean, 1.0)
+        c = chosen(valid, c / mean, 1.0)
         self.run.note(self._history, report(K, solution._replace(c=c, valid=valid), true_unit(scale, M, settings)))
         if self.run.watch is not None:
             self.run.watch(self.name, K / solution.norm)
         return c
+
+    def _solved(self, use: Use, label: Label, scale: Tensor | None) -> tuple[Tensor, Solution]:
+        """K / scale², and what solves its equations."""
+        run = self.run
+        K, _ = layer_gram([(use, label)], scale, run.scratch, run.budget, run.settings.gram_route)
+        rhs = residuals(use) if self.rhs == "residual" else K.new_ones(len(K))
+        return K, solve(K, rhs, run.settings.alpha)
 
     def _object(self, message: str) -> None:
         if self.chosen:
@@ -169,17 +178,16 @@ def _weighted(z: Tensor, c: Tensor) -> Tensor:
     return (z * c).to(z.dtype)
 
 
-def residuals(use: Use, scale: Tensor) -> Tensor:
+def residuals(use: Use) -> Tensor:
     """Each sample's ‖z_m‖², divided by their mean: (M,); ones where there is no gradient at all.
 
     Args:
         use: The head's use.
-        scale: What z is divided by first, so that its squares stay in range.
 
     Returns:
         The right-hand side of the improved empirical Fisher.
     """
-    samples = use.operation.samples
+    samples, scale = use.operation.samples, scale_of([use.z])  # squares of what is divided stay in range
     rows = samples.first(use.z).reshape(samples.M, -1).to(scale.dtype) / scale
     lengths = rows.square().sum(1)
     return torch.where(lengths.sum() == 0, 1.0, lengths / lengths.mean())

@@ -9,7 +9,7 @@ runs parts of the forward pass again during the backward pass; the batch size is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fngd.history import History, Report, settle
+from fngd.plain import Truth, all_of
 from fngd.planner import Budget, at_most, share_of
 from fngd.policies import Policy
 from fngd.scratch import Scratch
@@ -63,7 +64,7 @@ class Run:
     """All layers of the model."""
     reports: list[tuple[History, Report]] = field(default_factory=list)
     """What layers have reported of their latest batches and is yet to enter their histories."""
-    doubts: list[Tensor] = field(default_factory=list)
+    doubts: list[Truth] = field(default_factory=list)
     """Whether the batches were valid that layers have reported since somebody asked."""
     strayed: bool = False
     """Whether a layer has derived outside of any forward pass of the model."""
@@ -158,13 +159,13 @@ class Run:
         """Let what layers have reported enter their histories."""
         reports, self.reports = self.reports, []
         if reports:
-            self.doubts = [_all(self.doubts)] if self.doubts else []
+            self.doubts = [all_of(self.doubts)]
             settle(reports, self.policy.weight)
 
     def all_valid(self) -> bool:
         """Whether all batches were valid that layers have reported since the last time: one answer to wait for."""
         doubts, self.doubts = self.doubts, []
-        return not doubts or bool(_all(doubts))
+        return bool(all_of(doubts))
 
     def end(self) -> None:
         """An optimizer step is over: what was known of its batch does not hold for the next."""
@@ -227,10 +228,6 @@ class Run:
     def outside(self) -> bool:
         """Whether a use that is made now belongs to no pass of the model, a part that is run again included."""
         return not self.inside and current_backward() == NO_BACKWARD
-
-
-def _all(valid: Sequence[Tensor]) -> Tensor:
-    return torch.stack([each.to(valid[0].device) for each in valid]).all()
 
 
 def batch_size(inputs: Any, dim: int) -> int | None:

@@ -21,7 +21,7 @@ KEPT_PRODUCTS = 16 * 2**20
 """Bytes of an input's products with itself that may be kept for the next layer that reads it."""
 
 
-def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+def pairwise(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K from rows (G, M · T, features)."""
     M, G, T, *_ = shape
     x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
@@ -30,7 +30,7 @@ def pairwise(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scrat
     weigh = partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None
     if T > 1 or plan.block < M:
         return Gram(_in_blocks(x, z, scale, shape, plan, kept), weigh)
-    K, of_bias = _of_one_position(x, z / scale, kept)
+    K, of_bias = _of_one_position(x, _divided(z, scale), kept)
     return Gram(K, weigh, of_bias)
 
 
@@ -41,7 +41,7 @@ def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> tuple[Tenso
     return (K[0], Z[0]) if len(K) == 1 else (K.sum(0), Z.sum(0))
 
 
-def _in_blocks(x: Tensor, z: Tensor, scale: Tensor, shape: Shape, plan: Plan, kept: Products | None) -> Tensor:
+def _in_blocks(x: Tensor, z: Tensor, scale: Tensor | None, shape: Shape, plan: Plan, kept: Products | None) -> Tensor:
     """K, a block of rows (n, t) at a time with all rows (m, s) of samples m that are not before it.
 
     The longer side of a product comes first: BLAS is quicker that way round. The sums over s are there first; those
@@ -56,8 +56,8 @@ def _in_blocks(x: Tensor, z: Tensor, scale: Tensor, shape: Shape, plan: Plan, ke
             first = here.start // T
             after = slice(first * T, None)
             X = _products(x[:, after], x[:, here], here.start, kept)
-            Z = varied_product(z[:, after], z[:, here].div(scale)).div_(scale)
-            found = Z.mul_(X).view(G, M - first, T, -1).sum((0, 2))
+            Z = varied_product(z[:, after], _divided(z[:, here], scale))
+            found = (Z if scale is None else Z.div_(scale)).mul_(X).view(G, M - first, T, -1).sum((0, 2))
             sums[first - few.start :, here.start - begin : here.stop - begin] = found
         if T > 1:
             K[few.start :, few] = sums.view(M - few.start, -1, T).sum(2)
@@ -73,9 +73,9 @@ def _products(x: Tensor, some: Tensor, start: int, kept: Products | None) -> Ten
     return kept[start]
 
 
-def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor, c: Tensor) -> Tensor:
+def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor | None, c: Tensor) -> Tensor:
     """The patches are there already, so the weighted gradient is one product; rows are (G, M · T, features)."""
-    weighted = (z.unflatten(1, (len(c), -1)) * (c / scale).view(-1, 1, 1)).flatten(1, 2)
+    weighted = (z.unflatten(1, (len(c), -1)) * _divided(c, scale).view(-1, 1, 1)).flatten(1, 2)
     return use.operation.as_weight(product(weighted.mT, x.mT), use.weight)
 
 
@@ -85,6 +85,10 @@ def _kept_products(uses: Sequence[Use], plan: Plan, rows: Tensor, scratch: Scrat
     if len(uses) > 1 or isinstance(operation, Convolution) or rows.shape[1] ** 2 * rows.itemsize > KEPT_PRODUCTS:
         return None
     return scratch.products(x, (operation.samples, plan.block))
+
+
+def _divided(t: Tensor, scale: Tensor | None) -> Tensor:
+    return t if scale is None else t / scale
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

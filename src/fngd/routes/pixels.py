@@ -36,7 +36,7 @@ class Shift(NamedTuple):
     """These pixels."""
 
 
-def pixels(uses: Sequence[Use], scale: Tensor, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
+def pixels(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K, some samples n with all samples m at a time, and of these one output position s of n.
 
     Rows are pixels first, samples second, so that a pair of pixels is a block of M × n; pairs (t, s) with t before s
