@@ -52,17 +52,18 @@ def test_a_loss_times_any_factor_has_the_same_coefficients(factor):
     assert all(relative_error(mine[name], theirs[name]) <= 1e-5 for name in theirs)
 
 
-def test_gradients_are_divided_only_where_they_must_be_and_then_by_what_the_last_batch_needed(monkeypatch):
+@pytest.mark.parametrize("policy", [fngd.Fresh(), fngd.FromHead()])
+def test_gradients_are_divided_only_where_they_must_be_and_then_by_what_the_last_batch_needed(monkeypatch, policy):
     """On a CPU, that is: elsewhere it would take a wait to know."""
-    derive, scales = derivation._derive, []
+    solved, scales = derivation._solved, []
 
-    def noted(uses, settings, budget, scratch, scale):
+    def noted(uses, settings, budget, scratch, scale, rhs):
         scales.append(scale)
-        return derive(uses, settings, budget, scratch, scale)
+        return solved(uses, settings, budget, scratch, scale, rhs)
 
-    monkeypatch.setattr(derivation, "_derive", noted)
+    monkeypatch.setattr(derivation, "_solved", noted)
     model, (x, y) = nn.Linear(50, 4), batch()
-    fngd.FNGD(model, lr=0.0, derive_steps=20)
+    fngd.FNGD(model, lr=0.0, policy=policy)
 
     def taken(factor):
         scales.clear()

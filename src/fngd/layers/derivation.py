@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fngd.coefficients import solve
+from fngd.coefficients import Solution, solve
 from fngd.gram import bias_gram, gram, is_in_range, scale_of
 from fngd.history import Report, report
 from fngd.layers.parts import Label, Part, overlapping
@@ -38,14 +38,30 @@ class Derived(NamedTuple):
     at_hand: dict[Part, Weigh]
     """How to weight samples' gradients that are at hand, by the piece of a parameter that they are of."""
     scale: Tensor | None
-    """What gradients were divided by; None for 1."""
+    """What to begin with in the layer's next batch."""
+
+
+class Solved(NamedTuple):
+    """A batch's equations, and what solves them."""
+
+    K: Tensor
+    """The Gram matrix / scale², (M, M)."""
+    solution: Solution
+    unit: Number
+    """What the samples' own gradients have been divided by."""
+    at_hand: dict[Part, Weigh]
+    """As in `Derived`."""
+    scale: Tensor | None
+    """What to begin with in the layer's next batch."""
+
+    @property
+    def is_in_range(self) -> bool:
+        """Whether ‖K‖ is far enough from the ends of the range of numbers."""
+        return is_in_range(self.solution.norm, self.K.dtype)
 
 
 def derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None = None) -> Derived:
     """The coefficients of one batch.
-
-    Most gradients need not be divided by anything: on a CPU K is made of them as they are, and once more if it turns
-    out to be near the ends of the range of numbers. Elsewhere to look at a number is to wait for it: they are divided.
 
     Args:
         uses: All uses of the layer, on the same samples.
@@ -57,27 +73,56 @@ def derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, sca
     Returns:
         The coefficients with what was measured on the way. To the bit, they do not depend on the scale.
     """
-    gradients = [use.z for use, _ in uses]
-    if gradients[0].device.type != "cpu":
-        return _derive(uses, settings, budget, scratch, scale_of(gradients))
-    derived = _derive(uses, settings, budget, scratch, scale)
-    if is_in_range(derived.report.norm, derived.K.dtype):
-        return derived
-    derived = _derive(uses, settings, budget, scratch, scale_of(gradients))
-    return derived if is_in_range(derived.report.norm, derived.K.dtype) else derived._replace(scale=None)
-
-
-def _derive(uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None) -> Derived:
-    M = uses[0][0].operation.samples.M
-    K, at_hand = layer_gram(uses, scale, scratch, budget, settings.gram_route)
-    unit = true_unit(scale, M, settings)
-    given = None if settings.damping is None else over(settings.damping, unit * unit)
-    solution = solve(K, K.new_ones(M), settings.alpha, given)
+    K, solution, unit, at_hand, scale = solved(uses, settings, budget, scratch, scale)
     factors = solution.c
     if settings.scale_by_damping:
         lam = solution.damping * (unit * unit)
         factors = chosen(solution.valid & (lam > 0), factors / lam, 1.0).to(factors.dtype)
     return Derived(report(K, solution, unit), factors, K, at_hand, scale)
+
+
+def solved(
+    uses: Uses,
+    settings: Settings,
+    budget: Budget,
+    scratch: Scratch,
+    scale: Tensor | None = None,
+    rhs: Tensor | None = None,
+) -> Solved:
+    """The Gram matrix of a layer, and what solves its equations.
+
+    Most gradients need not be divided by anything: on a CPU K is made of them as they are, and once more if it turns
+    out to be near the ends of the range of numbers. Elsewhere to look at a number is to wait for it: they are divided.
+
+    Args:
+        uses: All uses of the layer, on the same samples.
+        settings: The damping and its units, and the route.
+        budget: Bytes of scratch memory to hold at most.
+        scratch: Where intermediate results are put.
+        scale: What to divide by at first.
+        rhs: The right-hand side, (M,); ones by default.
+
+    Returns:
+        Both. To the bit, the coefficients do not depend on the scale.
+    """
+    gradients = [use.z for use, _ in uses]
+    if gradients[0].device.type != "cpu":
+        return _solved(uses, settings, budget, scratch, scale_of(gradients), rhs)
+    found = _solved(uses, settings, budget, scratch, scale, rhs)
+    if found.is_in_range:
+        return found
+    found = _solved(uses, settings, budget, scratch, scale_of(gradients), rhs)
+    return found if found.is_in_range else found._replace(scale=None)
+
+
+def _solved(
+    uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None, rhs: Tensor | None
+) -> Solved:
+    K, at_hand = layer_gram(uses, scale, scratch, budget, settings.gram_route)
+    unit = true_unit(scale, len(K), settings)
+    given = None if settings.damping is None else over(settings.damping, unit * unit)
+    solution = solve(K, K.new_ones(len(K)) if rhs is None else rhs, settings.alpha, given)
+    return Solved(K, solution, unit, at_hand, scale)
 
 
 def true_unit(scale: Tensor | None, M: int, settings: Settings) -> Number:

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fngd.coefficients import Solution, solve
-from fngd.gram import is_in_range, scale_of
+from fngd.gram import scale_of
 from fngd.history import report
 from fngd.layers import compiled
 from fngd.layers.base import Layer
-from fngd.layers.derivation import layer_gram, true_unit
+from fngd.layers.derivation import solved
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
@@ -147,25 +146,16 @@ class Head(Layer):
     def _judged(self, use: Use, label: Label) -> Tensor:
         """The coefficients of a batch, of mean one; they are reported."""
         settings, M = self.run.settings, use.operation.samples.M
-        scale = None if use.z.device.type == "cpu" else scale_of([use.z])
-        K, solution = self._solved(use, label, scale)
-        if scale is None and not is_in_range(solution.norm, K.dtype):  # as in `derive`
-            scale = scale_of([use.z])
-            K, solution = self._solved(use, label, scale)
+        rhs = residuals(use) if self.rhs == "residual" else None
+        found = solved([(use, label)], settings, self.run.budget, self.run.scratch, self._scale, rhs)
+        K, solution, unit, _, self._scale = found
         c, mean = solution.c, plain(solution.c.mean())
         valid = solution.valid & (mean > least_mean(settings.alpha, M)) & (mean < torch.inf)
         c = chosen(valid, c / mean, 1.0)
-        self.run.note(self._history, report(K, solution._replace(c=c, valid=valid), true_unit(scale, M, settings)))
+        self.run.note(self._history, report(K, solution._replace(c=c, valid=valid), unit))
         if self.run.watch is not None:
             self.run.watch(self.name, K / solution.norm)
         return c
-
-    def _solved(self, use: Use, label: Label, scale: Tensor | None) -> tuple[Tensor, Solution]:
-        """K / scale², and what solves its equations."""
-        run = self.run
-        K, _ = layer_gram([(use, label)], scale, run.scratch, run.budget, run.settings.gram_route)
-        rhs = residuals(use) if self.rhs == "residual" else K.new_ones(len(K))
-        return K, solve(K, rhs, run.settings.alpha)
 
     def _object(self, message: str) -> None:
         if self.chosen:
