@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fngd.processor
 from fngd import products
 from fngd.onednn import ALLOWED, NONE, is_exact
+from fngd.operations import Linear, Samples
 from fngd.processor import USUAL, ZEN5
 from fngd.products import (
     add_product,
@@ -63,6 +64,15 @@ def test_outer_products_add_up(on_any_processor, n, p, eighth):
     add_product(total[:, 1], z.T, x)
     assert relative_error(total[:, 1].double(), 1 + exact) <= FLOAT32
     assert (total[:, 0] == 1).all()
+
+
+@drawn(n=300, p=40, eighth=5)
+def test_the_gradient_of_an_input_is_torchs_but_for_rounding(on_any_processor, n, p, eighth):
+    torch.manual_seed(0)
+    z, x, weight = torch.rand(2, n, p), torch.rand(2, n, 8 * eighth), torch.rand(p, 8 * eighth)
+    operation = Linear(Samples(0, 2))
+    exact, _, _ = operation.backward(*(t.double() for t in (z, x, weight)), (True, False, False))
+    assert relative_error(operation.input_gradient(z, x, weight).double(), exact) <= FLOAT32
 
 
 @drawn(samples=3, p=40, k=70, d=40)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fngd.products import summed_outer
+from fngd.products import summed_outer, varied_product
 from fngd.scratch import Scratch
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -91,6 +91,12 @@ class Operation(ABC):
         The input's depends on z and the weight only, the bias's on z only: whoever scales x changes the weight's alone.
         """
 
+    def input_gradient(self, z: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of the input by the quickest product, which may round otherwise than torch does."""
+        gradient, _, _ = self.backward(z, x, weight, (True, False, False))
+        assert gradient is not None
+        return gradient
+
     @abstractmethod
     def readable(
         self, x: Tensor, weight: Tensor, scale: Tensor | None, scratch: Scratch
@@ -147,6 +153,9 @@ class Linear(Operation):
             summed_outer(z, _rows(x)) if needs[1] else None,
             z.sum(0) if needs[2] else None,
         )
+
+    def input_gradient(self, z: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return varied_product(_rows(z), weight.mT).view(x.shape)
 
     def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         z = z.movedim(self.samples.axis, 0)

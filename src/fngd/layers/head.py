@@ -114,8 +114,9 @@ class Head(Layer):
             return operation.backward(z, x, weight, needs)
         if 2 * x.numel() >= z.numel():
             return operation.backward(_weighted(z, c), x, weight, needs)
-        gx, gw, gb = weighted_backward(use, c, needs, self.run.scratch)
-        return None if gx is None else gx.mul_(c), gw, gb
+        gx = operation.input_gradient(z, x, weight).mul_(c) if needs[0] else None
+        _, gw, gb = weighted_backward(use, c, (False, *needs[1:]), self.run.scratch)
+        return gx, gw, gb
 
     def scaled(self, use: Use, label: Label) -> Tensor:
         """C ⊙ z, with c derived from this very z; plain z if this is not the head.
