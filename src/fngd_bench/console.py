@@ -149,8 +149,10 @@ def print_steps(record: StepRecord, rows: Sequence[Price]) -> None:
     wanted = record.settings
     size = "" if wanted.image_size is None else f", images {wanted.image_size}×{wanted.image_size}"
     origin = record.provenance
+    spread = f" in {wanted.processes} processes" if wanted.processes > 1 else ""
     table = Table(
-        title=f"{wanted.subject}, {record.parameters:,} parameters, batch {wanted.batch}{size}, {wanted.steps} steps",
+        title=f"{wanted.subject}, {record.parameters:,} parameters, batch {wanted.batch}{size}, {wanted.steps} steps"
+        f"{spread}",
         caption=f"ratios to sgd, paired, with the median's 95 % interval; {origin.cpu}, {origin.threads} threads, "
         f"torch {origin.torch}",
     )

@@ -57,6 +57,15 @@ def test_a_periodic_cost_is_in_the_ratio():
     assert paired_ratio(values, reference, period=5) == Ratio(2.8, 2.8, 2.8, 4)
 
 
+def test_a_process_counts_once_however_many_rounds_it_has():
+    values = [1.0, 1.0, 9.0, 2.0, 2.0, 2.0, 3.0, 0.1, 3.0]
+    assert paired_ratio(values, [1.0] * 9, processes=3) == Ratio(2.0, 1.0, 3.0, 3)
+    assert paired_ratio(values, [1.0] * 9, period=3, processes=3) == Ratio(6.1 / 3, 2.0, 11.0 / 3, 3)
+    assert paired_ratio(values, [1.0] * 9).n == 9
+    with pytest.raises(ValueError, match="for each process"):
+        paired_ratio(values, [1.0] * 9, processes=2)
+
+
 @pytest.mark.parametrize("n", range(1, 13))
 def test_the_interval_is_the_narrowest_that_covers_the_median(n):
     # Oracle: each value falls below the true median like a coin; count the throws where [k-th, n+1−k-th] holds it.

@@ -11,11 +11,12 @@ import torch._dynamo
 
 from fngd_bench.composite import preconditioner
 from fngd_bench.errors import InputError
-from fngd_bench.price import imports, memory, race, steps
+from fngd_bench.price import heats, imports, memory, race, steps
 from fngd_bench.price.methods import METHODS, parse
 from fngd_bench.price.neighbours import Reading, Watch
+from fngd_bench.price.prices import prices
 from fngd_bench.price.record import read, write
-from fngd_bench.price.surroundings import Surroundings
+from fngd_bench.price.surroundings import Surroundings, together
 from fngd_bench.price.table import table
 
 
@@ -58,6 +59,8 @@ def test_bad_lists_of_methods_are_refused(names):
         ({"steps": 10, "image_size": 16}, "at least 32"),
         ({"steps": 10, "model": "transformer", "image_size": 16}, "words"),
         ({"steps": 10, "model": "none"}, "resnet110"),
+        ({"steps": 10, "processes": 0}, "processes=0"),
+        ({"steps": 20, "processes": 3}, r"multiple of 30.*every 10.* and each of 3 processes.*--steps 30"),
     ],
 )
 def test_bad_settings_are_refused_with_the_rule(options, said):
@@ -183,6 +186,32 @@ def test_a_measurement_makes_a_record_that_survives_the_disk(tmp_path):
         write(found, tmp_path / "record.json")
         assert read(tmp_path / "record.json") == found
     assert "memory" not in table([timed])
+
+
+def test_several_processes_take_as_many_steps_each(tmp_path):
+    names = []
+    wanted = replace(small("fngd-share", 6, processes=3), memory_runs=0)
+    record = steps.measure(wanted, names.append, quiet)
+    assert len(names) == steps.pieces(wanted) == 3 * wanted.warmup + 6
+    assert [len(row.seconds) for row in record.measured] == [6, 6]
+    assert [price.time.n for price in prices(record)] == [3, 3]
+    assert record.surroundings.other_cores is not None
+    write(record, tmp_path / "record.json")
+    assert read(tmp_path / "record.json") == record
+    assert "| small-cnn | 4 | 3 × 2 |" in table([record])
+    assert "median of the processes' medians" in table([record])
+
+
+def test_a_process_that_is_killed_is_an_error_of_one_line(monkeypatch):
+    monkeypatch.setattr(heats, "_send", os._exit)
+    with pytest.raises(InputError, match="batch=4 was killed: most likely memory ran out"):
+        heats.run(small(count=2, processes=2), quiet)
+
+
+def test_what_others_took_of_several_processes_is_put_together():
+    parts = [Surroundings(other_cores=0.1, stolen=0.0, dropped=1), Surroundings(other_cores=0.3, stolen=0.1)]
+    assert together(parts) == Surroundings(other_cores=0.3, stolen=0.05, dropped=1)
+    assert together([*parts, Surroundings()]) == Surroundings(dropped=1)
 
 
 def test_a_compiled_measurement_has_times_only_and_says_so(tmp_path, monkeypatch):

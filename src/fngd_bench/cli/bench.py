@@ -28,6 +28,10 @@ def bench_step(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile every method's model first (torch.compile); times only.")
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(help="Fresh processes to spread the steps over: a place in memory is worth a percent or two."),
+    ] = 1,
     seed: Seed = 0,
     json: Json = None,
 ) -> None:
@@ -42,7 +46,14 @@ def bench_step(
     from fngd_bench.price.prices import prices
 
     wanted = steps_bench.resolve(
-        model, parse(methods), steps=steps, batch=batch, image_size=image_size, seed=seed, compiled=compiled
+        model,
+        parse(methods),
+        steps=steps,
+        batch=batch,
+        image_size=image_size,
+        seed=seed,
+        compiled=compiled,
+        processes=processes,
     )
     if json is not None:
         files.check_writable(json)

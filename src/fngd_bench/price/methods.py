@@ -94,25 +94,30 @@ def parse(names: str) -> tuple[str, ...]:
     return words if REFERENCE in words else (REFERENCE, *words)
 
 
-def check_steps(steps: int, names: tuple[str, ...]) -> None:
+def check_steps(steps: int, names: tuple[str, ...], processes: int = 1) -> None:
     """Refuse a number of steps that leaves a method's periodic costs half counted.
 
     Args:
         steps: Timed steps.
         names: Methods.
+        processes: That share them.
 
     Raises:
-        InputError: If it is below 1 or no multiple of a method's period.
+        InputError: If a number is below 1, or the steps are no multiple of the processes and of a method's period.
     """
+    if processes < 1:
+        raise InputError(f"processes={processes} must be at least 1")
     if steps < 1:
         raise InputError(f"steps={steps} must be at least 1; 60 give an interval worth reading")
     periods = {name: METHODS[name].period for name in names if METHODS[name].period > 1}
-    together = math.lcm(*periods.values())
+    together = processes * math.lcm(*periods.values())
     if steps % together:
         which = ", ".join(f"{name} every {period}" for name, period in periods.items())
+        why = f"some costs come back only every few steps ({which})" if periods else ""
+        shared = f"each of {processes} processes takes as many" if processes > 1 else ""
         raise InputError(
-            f"steps={steps} must be a multiple of {together}, since some costs come back only every few steps "
-            f"({which}): pass --steps {steps + -steps % together}"
+            f"steps={steps} must be a multiple of {together}, since {' and '.join(filter(None, (why, shared)))}: pass "
+            f"--steps {steps + -steps % together}"
         )
 
 

@@ -34,15 +34,15 @@ def prices(record: StepRecord) -> tuple[Price, ...]:
     """
     reference = record.of(REFERENCE)
     assert reference is not None
-    return tuple(_price(row, reference) for row in record.measured)
+    return tuple(_price(row, reference, record.settings.processes) for row in record.measured)
 
 
-def _price(row: Measured, reference: Measured) -> Price:
+def _price(row: Measured, reference: Measured, processes: int) -> Price:
     return Price(
         method=row.method,
         median_ms=1e3 * statistics.median(row.seconds),
         mean_ms=1e3 * statistics.fmean(row.seconds),
-        time=paired_ratio(row.seconds, reference.seconds, row.period),
+        time=paired_ratio(row.seconds, reference.seconds, row.period, processes),
         peak_mib=statistics.median(row.peak_bytes) / 2**20 if row.peak_bytes else None,
         memory=paired_ratio(row.peak_bytes, reference.peak_bytes) if row.peak_bytes else None,
     )

@@ -3,6 +3,9 @@
 Round r times every method once, so t_r / s_r is free of whatever slowed the machine down in that round. The price is
 the median over the rounds. Its interval needs no assumption on the distribution: of n sorted values, the k-th smallest
 and the k-th largest enclose the median with probability 1 − 2·P(Binomial(n, ½) < k). Needs neither torch nor numpy.
+
+Rounds of one process are not independent: they share its place in memory. Of several processes, each is one value, the
+median of its own rounds, and n counts processes.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Ratio:
         return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{mark}"
 
 
-def paired_ratio(values: Sequence[float], reference: Sequence[float], period: int = 1) -> Ratio:
+def paired_ratio(values: Sequence[float], reference: Sequence[float], period: int = 1, processes: int = 1) -> Ratio:
     """The median of values[r] / reference[r] and its interval.
 
     A method with a cost that comes back every `period` rounds is compared over whole periods: sums first, then ratios.
@@ -48,20 +51,25 @@ def paired_ratio(values: Sequence[float], reference: Sequence[float], period: in
         values: What the method took in each round.
         reference: What the reference took in the same rounds.
         period: Rounds to add up before a ratio is formed; it divides the number of rounds.
+        processes: That the rounds are from, one after the other, as many from each.
 
     Returns:
-        The ratio; n counts periods.
+        The ratio; n counts periods, or processes if there are several.
 
     Raises:
         ValueError: If there are no rounds, or the lengths do not fit.
     """
-    if not values or len(values) != len(reference) or len(values) % period:
+    if not values or len(values) != len(reference) or len(values) % (period * processes):
         raise ValueError(
             f"{len(values)} values and {len(reference)} of the reference cannot be paired in periods of {period}: pass "
-            "as many of one as of the other, a multiple of the period, at least one"
+            "as many of one as of the other, a multiple of the period for each process, at least one"
         )
     pairs = zip(_sums(values, period), _sums(reference, period), strict=True)
-    ratios = sorted(value / other for value, other in pairs)
+    ratios = [value / other for value, other in pairs]
+    if processes > 1:
+        own = len(ratios) // processes
+        ratios = [statistics.median(ratios[start : start + own]) for start in range(0, len(ratios), own)]
+    ratios.sort()
     k = rank(len(ratios))
     return Ratio(statistics.median(ratios), ratios[k - 1], ratios[-k], len(ratios))
 

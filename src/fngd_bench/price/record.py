@@ -41,6 +41,8 @@ class StepSettings:
     seed: int
     compiled: bool = False
     """Whether every method's model is compiled. Memory is not measured then: the compiler's own would be in it."""
+    processes: int = 1
+    """Fresh processes that the steps are spread over, the same number in each."""
 
     @property
     def subject(self) -> str:
@@ -82,6 +84,8 @@ class StepRecord:
             raise ValueError(f"there is no {REFERENCE!r} among the methods to compare with")
         if len({(len(row.seconds), len(row.peak_bytes)) for row in self.measured}) > 1:
             raise ValueError("every method must have as many steps and memory runs as the others")
+        if any(len(row.seconds) % (self.settings.processes * row.period) for row in self.measured):
+            raise ValueError("seconds must be those of as many whole periods in each process")
         if {len(row.peak_bytes) for row in self.measured} != {self.settings.memory_runs}:
             raise ValueError("peak_bytes must be those of memory_runs")
 

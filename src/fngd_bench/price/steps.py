@@ -1,6 +1,6 @@
 """`fngd bench step`: what a training step of each method costs, in time and memory, as multiples of fused SGD's.
 
-Times come from one process that interleaves the methods (`race`), memory from a process for each (`memory`).
+Times come from processes that interleave the methods (`heats`, `race`), memory from a process for each (`memory`).
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from fngd_bench import models
 from fngd_bench.errors import InputError
 from fngd_bench.here import provenance
 from fngd_bench.models import Images
-from fngd_bench.price import memory, race
+from fngd_bench.price import heats, memory, race
 from fngd_bench.price.methods import DERIVE_STEPS, METHODS, check_steps
-from fngd_bench.price.neighbours import Watch
 from fngd_bench.price.record import Measured, StepRecord, StepSettings
 
 WARMUP = DERIVE_STEPS + 3
@@ -34,6 +31,7 @@ def resolve(
     image_size: int | None = None,
     seed: int = 0,
     compiled: bool = False,
+    processes: int = 1,
 ) -> StepSettings:
     """Check what is asked for and fill in the model's defaults.
 
@@ -45,6 +43,7 @@ def resolve(
         image_size: Side of the images, for models of images.
         seed: Of weights, batch and order.
         compiled: Whether every method's model is compiled.
+        processes: Fresh processes that the steps are spread over.
 
     Returns:
         The resolved settings.
@@ -53,7 +52,7 @@ def resolve(
         InputError: If one is out of range.
     """
     entry = models.entry(model)
-    check_steps(steps, methods)
+    check_steps(steps, methods, processes)
     batch = entry.batch if batch is None else batch
     if batch < 2:
         raise InputError(f"batch={batch} must be at least 2: BatchNorm and coefficients need samples to compare")
@@ -74,6 +73,7 @@ def resolve(
         memory_runs=0 if compiled else MEMORY_RUNS,
         seed=seed,
         compiled=compiled,
+        processes=processes,
     )
 
 
@@ -97,7 +97,7 @@ def pieces(wanted: StepSettings) -> int:
     Returns:
         Rounds and memory runs.
     """
-    return wanted.warmup + wanted.steps + wanted.memory_runs * len(wanted.methods)
+    return wanted.processes * wanted.warmup + wanted.steps + wanted.memory_runs * len(wanted.methods)
 
 
 def measure(wanted: StepSettings, advance: race.Advance, keep: Callable[[StepRecord], None]) -> StepRecord:
@@ -111,25 +111,19 @@ def measure(wanted: StepSettings, advance: race.Advance, keep: Callable[[StepRec
     Returns:
         The record.
     """
-    with torch.random.fork_rng(), race.room_for_graphs(wanted):
-        runners = race.racers([METHODS[name] for name in wanted.methods], race.start(wanted), compiled=wanted.compiled)
-        parameters = sum(parameter.numel() for parameter in runners[0].model.parameters())
-        watch = Watch()
-        times = race.interleave(runners, wanted, advance, watch)
-        timed = StepRecord(
-            settings=replace(wanted, memory_runs=0),
-            parameters=parameters,
-            measured=tuple(
-                Measured(method=name, period=METHODS[name].period, seconds=tuple(seconds), peak_bytes=())
-                for name, seconds in zip(wanted.methods, times, strict=True)
-            ),
-            surroundings=watch.seen(),
-            provenance=provenance(),
-        )
+    heat = heats.run(wanted, advance)
+    timed = StepRecord(
+        settings=replace(wanted, memory_runs=0),
+        parameters=heat.parameters,
+        measured=tuple(
+            Measured(method=name, period=METHODS[name].period, seconds=tuple(seconds), peak_bytes=())
+            for name, seconds in zip(wanted.methods, heat.seconds, strict=True)
+        ),
+        surroundings=heat.surroundings,
+        provenance=provenance(),
+    )
     keep(timed)
-    requests = [memory.request(wanted, runner) for runner in runners]
-    del runners  # the memory runs may need the room
-    peaks = _peaks(requests, wanted.memory_runs, advance)
+    peaks = _peaks(heat.requests, wanted.memory_runs, advance)
     measured = (replace(row, peak_bytes=tuple(peak)) for row, peak in zip(timed.measured, peaks, strict=True))
     return replace(timed, settings=wanted, measured=tuple(measured))
 

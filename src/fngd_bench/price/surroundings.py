@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 QUIET = 0.1
@@ -41,3 +42,22 @@ class Surroundings:
                 "cores' time: the intervals are wider for it."
             )
         return None
+
+
+def together(parts: Sequence[Surroundings]) -> Surroundings:
+    """What went on around a measurement of several parts of the same length.
+
+    Args:
+        parts: At least one.
+
+    Returns:
+        The most that others kept busy, what the host took on average, and all that was run again; what one of them
+        does not know is not known.
+    """
+    others = [part.other_cores for part in parts if part.other_cores is not None]
+    stolen = [part.stolen for part in parts if part.stolen is not None]
+    return Surroundings(
+        other_cores=max(others) if len(others) == len(parts) else None,
+        stolen=sum(stolen) / len(parts) if len(stolen) == len(parts) else None,
+        dropped=sum(part.dropped for part in parts),
+    )

@@ -118,7 +118,8 @@ def insert(document: str, text: str) -> str:
 
 def _subject(record: StepRecord) -> list[str]:
     wanted = record.settings
-    return [wanted.subject, str(wanted.batch), str(wanted.steps)]
+    each = wanted.steps // wanted.processes
+    return [wanted.subject, str(wanted.batch), f"{wanted.processes} × {each}" if wanted.processes > 1 else str(each)]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -138,10 +139,15 @@ def _caption(steps: Sequence[StepRecord]) -> str:
         " Peak memory: what the process held at most, less what it held before the model was built; median [range] of "
         f"{' or '.join(map(str, runs))} processes each."
     )
+    apart = (
+        " Where several processes took some steps each, it is the median of the processes' medians, and the interval "
+        "that of their median, the range of up to eight of them."
+    )
+    several = any(record.settings.processes > 1 for record in steps)
     return (
         "Ratios to fused SGD with momentum, which ran interleaved in the same process: median of the paired ratios "
-        "[95 % interval of the median]. A goal is missed if the median lies above it, and open if only the interval "
-        f"reaches above it.{memory if runs else ''}"
+        f"[95 % interval of the median].{apart if several else ''} A goal is missed if the median lies above it, and "
+        f"open if only the interval reaches above it.{memory if runs else ''}"
     )
 
 
