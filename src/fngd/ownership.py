@@ -35,7 +35,7 @@ def references(z: Tensor) -> References | None:
         The numbers; None where they would say nothing: in a graph of torch.compile, for a tensor of another class, with
         gaps or overlaps in its memory or not on a CPU, and where torch does not count.
     """
-    if torch.compiler.is_compiling() or type(z) is not Tensor or not z.is_cpu or not _is_dense(z):
+    if torch.compiler.is_compiling() or type(z) is not Tensor or z.device.type != "cpu" or not _is_dense(z):
         return None
     try:
         memory = torch._C._storage_Use_Count(z.untyped_storage()._cdata)
@@ -56,11 +56,9 @@ def is_last(found: References | None) -> bool:
     return found is not None and found == _of_the_last()
 
 
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 def _is_dense(z: Tensor) -> bool:
-    return z.is_contiguous() or (z.dim() in FORMATS and z.is_contiguous(memory_format=FORMATS[z.dim()]))
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return z.is_contiguous() or (z.dim() in formats and z.is_contiguous(memory_format=formats[z.dim()]))
 
 
 @cache
