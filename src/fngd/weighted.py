@@ -1,13 +1,12 @@
 r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m instead of Σ_m u_m.
 
 `weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
-itself would call, or for linear layers a quicker product: O(MD) extra work (`\cref{tab:time}`). A z that nobody else
-holds is scaled where it lies, since it is still in the caches and takes no more memory; of copies, on a CPU, large ones
-are made a few samples at a time. Two autograd functions put it into the graph. Both leave the forward and the input
-gradient as torch computes them.
+itself would call, or for linear layers a quicker product: O(MD) extra work (`\cref{tab:time}`); on a CPU, large ones a
+few samples at a time. Two autograd functions put it into the graph. Both leave the forward and the input gradient as
+torch computes them.
 
-`Weighted` is for known coefficients: each use of a weight is on its own. For a convolution with a small input, torch's
-own node can do it by scaling that input (`reads_scaled`): no Python function stands around it then, which for small
+`Weighted` is for known coefficients: each use of a weight is on its own. Where it would scale the input of a
+convolution, torch's own node can do it (`reads_scaled`): no Python function stands around it then, which for small
 layers is half of the price.
 `Deriving` and `Join` are for coefficients that depend on the gradients themselves. A weight that is used more than
 once (tied, or a module called twice) has one per-sample gradient, the sum over its uses, so nothing can be weighted
@@ -28,27 +27,22 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fngd.operations import Convolution, Gradients, Needs, Operation, gram_dtype
-from fngd.ownership import is_last, references
 from fngd.scratch import KEPT_BYTES, Scratch
 from fngd.uses import Use
 
-LARGE = 2 << 20
-"""Bytes of a convolution's input from which on it is worth a Python function to scale z where it lies, on a CPU."""
 
-
-def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch, *, in_place: bool = False) -> Gradients:
+def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gradients:
     """The gradient of the input as it is, and Σ_m c_m u_m for the weight and the bias.
 
     The samples of whichever is smallest are scaled: of x, which leaves the input's gradient alone and so takes one
     call of torch's kernel; of z, which takes two; or the sum itself, if all samples have the same coefficient. What is
-    large and has to be copied is scaled in blocks, and takes a call for each of them.
+    large is scaled in blocks, and takes a call for each of them.
 
     Args:
         use: The operation with its input, output gradient and weight.
         c: The samples' coefficients, or one for all, shaped to broadcast against x and z (`Samples.spread`).
         needs: Which gradients are wanted.
         scratch: Where the scaled copy is put.
-        in_place: Whether z is ours to change: to scale it is then less work than to make a copy of half its size.
 
     Returns:
         The three gradients, None where not wanted.
@@ -62,9 +56,6 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch, *, in
         gx, gw, gb = operation.backward(z, x, weight, needs)
         c = c.flatten()
         return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
-    if in_place and z.numel() <= 2 * x.numel():
-        gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
-        return gx, *operation.backward(z.mul_(c), x, weight, (False, True, needs_bias))[1:]
     by_input = 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel()
     blocks = in_blocks(operation, x if by_input else z, weight)
     if by_input and not blocks:
@@ -135,12 +126,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
     """Whether torch's own node can weight such a use, by reading a scaled input.
 
-    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work.
+    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks are.
     """
     if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
         return False
-    small = x.device.type == "cuda" or x.nbytes < LARGE
-    return small and c.numel() > 1 and not operation.shrinks(x, weight)
+    return c.numel() > 1 and not operation.shrinks(x, weight) and not in_blocks(operation, x, weight)
 
 
 _WHILE_TRACING = False
@@ -222,10 +212,9 @@ class Weighted(torch.autograd.Function):
         """The input gradient as torch computes it, the parameters' weighted by c."""
         if torch.is_grad_enabled():
             raise RuntimeError(DOUBLE_BACKWARD)
-        in_place = is_last(references(z))
         x, weight, c = ctx.saved_tensors
-        use, needs = Use(ctx.operation, x, z, weight), ctx.needs_input_grad[2:5]
-        return None, None, *weighted_backward(use, c, needs, ctx.scratch, in_place=in_place), None
+        use = Use(ctx.operation, x, z, weight)
+        return None, None, *weighted_backward(use, c, ctx.needs_input_grad[2:5], ctx.scratch), None
 
 
 class Notes:
