@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import warnings
 from dataclasses import replace
 
@@ -202,9 +203,23 @@ def test_several_processes_take_as_many_steps_each(tmp_path):
     assert "median of the processes' medians" in table([record])
 
 
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails(*_):
+    raise SystemExit(3)
+
+
 def test_a_process_that_is_killed_is_an_error_of_one_line(monkeypatch):
-    monkeypatch.setattr(heats, "_send", os._exit)
+    monkeypatch.setattr(heats, "_send", killed)
     with pytest.raises(InputError, match="batch=4 was killed: most likely memory ran out"):
+        heats.run(small(count=2, processes=2), quiet)
+
+
+def test_a_process_that_fails_is_not_taken_for_one_that_was_killed(monkeypatch):
+    monkeypatch.setattr(heats, "_send", fails)
+    with pytest.raises(RuntimeError, match="sgd, fngd-share failed: it has said why"):
         heats.run(small(count=2, processes=2), quiet)
 
 

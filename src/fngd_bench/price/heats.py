@@ -83,6 +83,9 @@ def _run_apart(wanted: StepSettings, advance: race.Advance) -> Heat:
         while isinstance(message := here.recv(), str):
             advance(message)
     except EOFError as error:
+        process.join()
+        if process.exitcode is None or process.exitcode >= 0:
+            raise RuntimeError(f"a process that timed {', '.join(wanted.methods)} failed: it has said why") from error
         raise InputError(
             f"the process that timed {', '.join(wanted.methods)} with batch={wanted.batch} was killed: most likely "
             "memory ran out; pass a smaller --batch or fewer --methods"
