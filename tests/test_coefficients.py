@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from fngd.coefficients import solve
+from fngd.coefficients import factorised, iterated, richardson_steps, solve
 from fngd.policies import Constant, Fresh, Refreshed, Shared
 from reference import relative_error
 
@@ -45,6 +45,50 @@ def test_float32_is_enough_under_the_damping_rule(alpha):
     exact = solve(K, torch.ones(128, dtype=torch.float64), alpha)
     rough = solve(K.float(), torch.ones(128), alpha)
     assert relative_error(rough.c.double(), exact.c) <= 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(200, 500), st.integers(1, 600), st.floats(0.005, 10.0), st.booleans())
+def test_the_iteration_solves_what_the_factorisation_solves(M, N, alpha, alike):
+    """A few samples that pull the same way, and so put an eigenvalue at the bound, and any others."""
+    K, rhs = reference.gram(drawn(N, M) + 30 * alike), torch.randn(M, dtype=torch.float64)
+    S = K / (alpha * torch.linalg.matrix_norm(K) * M)
+    steps = richardson_steps(M, alpha, K.dtype, K.device)
+    assert steps is not None
+    exact = torch.linalg.solve(torch.eye(M, dtype=torch.float64) + S, rhs)
+    assert relative_error(iterated(S, rhs, *steps), exact) <= 1e-14
+    assert relative_error(solve(K, rhs, alpha).c, exact) <= 1e-14
+    found, there_is_one = factorised(S.clone(), rhs)
+    assert there_is_one
+    assert relative_error(found, exact) <= 1e-14
+
+
+@pytest.mark.parametrize("M", [128, 200, 512])
+def test_in_float32_the_iteration_is_as_exact_as_a_factorisation(M):
+    K, rhs = reference.gram(drawn(40, M) + 3), torch.ones(M, dtype=torch.float64)
+    S = K / (0.005 * torch.linalg.matrix_norm(K) * M)
+    exact = torch.linalg.solve(torch.eye(M, dtype=torch.float64) + S, rhs)
+    steps = richardson_steps(M, 0.005, torch.float32, K.device)
+    assert steps is not None
+    assert relative_error(iterated(S.float(), rhs.float(), *steps).double(), exact) <= 3e-7
+    assert relative_error(factorised(S.float(), rhs.float())[0].double(), exact) <= 1e-6
+
+
+@pytest.mark.parametrize(("M", "alpha"), [(1, 0.005), (64, 0.005), (128, 1e-30), (128, 1e-320), (16, 0.05)])
+def test_few_samples_and_little_damping_are_factorised(M, alpha):
+    assert richardson_steps(M, alpha, torch.float32, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("alpha", [0.005, 1e300])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_the_iteration_too_leaves_the_right_hand_side_where_the_matrix_is_not_finite(bad, alpha):
+    K, rhs = torch.eye(256), torch.rand(256)
+    assert richardson_steps(256, alpha, K.dtype, K.device) is not None
+    assert relative_error(solve(0 * K, rhs, alpha).c, rhs) <= 2e-7
+    K[3, 100] = bad
+    solution = solve(K, rhs, alpha)
+    assert not solution.valid
+    assert torch.equal(solution.c, rhs)
 
 
 def test_zero_gradients_have_coefficients_one():
