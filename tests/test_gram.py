@@ -12,8 +12,7 @@ import reference
 from fngd.gram import BY_NAME, bias_gram, gram, plan_of
 from fngd.operations import Convolution, Linear, Samples
 from fngd.planner import FULL_BUDGET, LEAST, LITTLE, MOST, ROUTES, SLOW, Plan, Shape, at_most, plan, share_of
-from fngd.processor import USUAL, ZEN5, processor
-from fngd.products import PARTS
+from fngd.processor import USUAL, ZEN, ZEN5
 from fngd.scratch import Scratch
 from fngd.uses import Use, shape_of
 from reference import relative_error
@@ -190,7 +189,7 @@ EARLY = Shape(128, 1, 1024, 144, 16, 9, 1024, 1156, shifted=True, native=True)
 STEM = Shape(128, 1, 1024, 27, 16, 9, 1024, 1156, shifted=True, native=True)
 
 
-@pytest.mark.parametrize("speed", [USUAL, ZEN5])
+@pytest.mark.parametrize("speed", [USUAL, ZEN, ZEN5])
 @pytest.mark.parametrize(
     ("shape", "route"),
     [
@@ -206,7 +205,7 @@ def test_the_plan_takes_the_route_that_is_expected_to_be_quickest(shape, route, 
     assert plan(shape, speed=speed).route == route
 
 
-@pytest.mark.parametrize("speed", [USUAL, ZEN5])
+@pytest.mark.parametrize("speed", [USUAL, ZEN, ZEN5])
 @pytest.mark.parametrize(("M", "T", "budget"), [(8192, 1, MOST), (2048, 1, 2**24), (2048, 8, MOST)])
 def test_large_batches_of_few_positions_are_still_multiplied_pairwise(M, T, budget, speed):
     """The other routes take a hundred times as long there."""
@@ -231,7 +230,7 @@ def test_where_a_product_for_each_sample_is_slow_torchs_kernel_is_taken():
 
 def test_a_few_samples_are_no_reason_for_many_small_calls():
     shape = Shape(2, 1, 64, 576, 64, 9, 64, 100, shifted=True, native=True)
-    assert {plan(shape, speed=speed).route for speed in (USUAL, ZEN5)} == {"kernel"}
+    assert {plan(shape, speed=speed).route for speed in (USUAL, ZEN, ZEN5)} == {"kernel"}
 
 
 @settings(max_examples=100, deadline=None)
@@ -337,16 +336,16 @@ def test_a_wide_layer_never_holds_its_per_sample_gradients():
 
 @pytest.mark.parametrize("channels", [48, 7])
 @pytest.mark.parametrize("route", ["kernel", "materialised"])
-def test_large_products_are_as_exact_as_float32_allows(route, channels):
+@pytest.mark.parametrize("speed", [USUAL, ZEN])
+def test_large_products_are_as_exact_as_float32_allows(speed, route, channels, monkeypatch):
     """In several blocks of columns, the last of them short; U in parts, and of a width that cannot be cut."""
+    monkeypatch.setattr("fngd.products.processor", lambda: speed._replace(columns=64, whole=0))
     torch.manual_seed(0)
     M, features, operation = 140, 4 * channels // 3, Convolution(Samples(0, 140), (1, 1), (1, 1), (1, 1))
     x, z = torch.randn(M, channels, 5, 5) + 0.3, torch.randn(M, features, 5, 5)
     use = Use(operation, x, z, torch.empty(features, channels, 3, 3))
     exact = Use(operation, x.double(), z.double(), use.weight.double())
-    assert M % processor().columns
-    assert 2 * processor().columns < M
-    assert bool(use.weight[0].numel() * features % PARTS) == (channels == 7)
+    assert bool(use.weight[0].numel() * features % ZEN.parts) == (channels == 7)
     found = gram([use], torch.ones(()), Scratch(), at_most(2**30), route).K
     assert relative_error(found.double(), gram([exact], ONE, Scratch(), at_most(2**30), route).K) <= 2e-6
 

@@ -59,7 +59,7 @@ class Samples(NamedTuple):
 
     def first(self, t: Tensor) -> Tensor:
         """The tensor with its samples in front: (M, …, d) from any layout whose last dimension is d."""
-        t = t.movedim(self.axis, 0)
+        t = t.movedim(self.axis, 0) if self.axis else t
         if self.repeats == 1:
             return t
         if self.sample_major:
@@ -158,9 +158,9 @@ class Linear(Operation):
         return varied_product(_rows(z), weight.mT).view(x.shape)
 
     def entry_rows(self, z: Tensor, dtype: torch.dtype) -> Tensor:
-        z = z.movedim(self.samples.axis, 0)
         if z.dim() == 2:
             return z.to(dtype)
+        z = z.movedim(self.samples.axis, 0)
         return z.reshape(len(z), math.prod(z.shape[1:-1]), z.shape[-1]).sum(1, dtype=dtype)
 
     def readable(
@@ -169,7 +169,8 @@ class Linear(Operation):
         return self.outputs(x), scale
 
     def inputs(self, readable: Tensor, features: slice, scratch: Scratch) -> Tensor:
-        return widened(readable[..., features], None, scratch, "rows")
+        every = features.stop - features.start == readable.shape[-1]
+        return widened(readable if every else readable[..., features], None, scratch, "rows")
 
     def as_weight(self, summed: Tensor, weight: Tensor) -> Tensor:
         return summed.view(weight.shape)

@@ -200,7 +200,7 @@ def _pairwise(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     pairs = G * M * T * (M * T + block)
     flops = pairs * (d_in + d_out)
     seconds = read / speed.turned + (held - read) / speed.copied + flops / speed.product + pairs * item / speed.visited
-    seconds += (FEW + 4 * M * T / block) * CALL
+    seconds += (FEW + (4 * M * T / block if T > 1 or block < M else 0)) * CALL
     return Plan("pairwise", block, flops, held + summed + block * row, seconds + _second_product(shape, speed))
 
 

@@ -3,7 +3,8 @@
 OneDNN keeps the better part of a megabyte of code for each shape that it meets, distances of rows and of matrices
 included. Where a size is another number each time, as for sequences, it is cut into powers of two.
 Torch has no product that makes one half of a symmetric matrix: `square` makes a few columns at a time, each from
-the diagonal on. U is short and wide: MKL is quicker if its products are cut into parts of U, spread over the cores.
+the diagonal on, where that is less work. U is short and wide: on AMD's processors MKL is quicker if its products are
+cut into parts of U, spread over the cores.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from torch import Tensor
 from fngd.onednn import ByOneDNN
 from fngd.processor import processor
 
-PARTS = 4
-"""Parts of U whose squares are made side by side by MKL, where its width allows it."""
 SMALL = 2**26
-"""Multiplications up to which all of U Uᵀ is made at once, if the processor does not make more of it."""
+"""Multiplications up to which oneDNN makes all of U Uᵀ at once for batches of any size."""
 LARGE = 2**22
 """Multiplications from which on a product is worth oneDNN's setting up."""
 EVEN = 16
@@ -108,11 +107,12 @@ def square(U: Tensor, total: Tensor | None = None) -> Tensor:
 
 
 def _square(U: Tensor) -> Tensor:
-    M = len(U)
-    if M * U.numel() <= (processor().whole if M.bit_count() == 1 else SMALL):  # these M are few shapes to oneDNN
+    M, speed = len(U), processor()
+    many_shapes = speed.onednn and M.bit_count() != 1
+    if U.device.type != "cpu" or M * U.numel() <= (SMALL if many_shapes else speed.whole):
         return _wide_product(U, U)
     K = U.new_empty(M, math.ceil(M / MANY) * MANY)[:, :M]  # the distance of rows is one for batches of most sizes
-    for columns in blocks(M, processor().columns):
+    for columns in blocks(M, speed.columns):
         _wide_product(U[columns.start :], U[columns], K[columns.start :, columns])
     return mirrored(K)
 
@@ -121,7 +121,9 @@ def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The inner products of few long rows with as many or fewer."""
     if _suits_onednn(a, b.T):
         return varied_product(a, b, out)
-    parts = math.gcd(PARTS, a.shape[1])
+    parts = math.gcd(processor().parts, a.shape[1])
+    if parts == 1 or a.device.type != "cpu":
+        return torch.mm(a, b.T, out=out)
     side_by_side = product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b)))
     return torch.sum(side_by_side, 0, out=out)
 

@@ -22,10 +22,10 @@ KEPT_PRODUCTS = 16 * 2**20
 
 
 def pairwise(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
-    """K from rows (G, M · T, features)."""
-    M, G, T, *_ = shape
-    x = _joined([use.inputs(own) for use, own in with_scratch(uses, scratch)]).transpose(0, 1).reshape(G, M * T, -1)
-    z = _joined([use.outputs() for use in uses]).transpose(0, 1).reshape(G, M * T, -1)
+    """K from rows, (M · T, features), or (G, M · T, features) where there are groups."""
+    M, _, T, *_ = shape
+    x = _rows([use.inputs(own) for use, own in with_scratch(uses, scratch)])
+    z = _rows([use.outputs() for use in uses])
     kept = _kept_products(uses, plan, x, scratch)
     weigh = partial(_weighed, uses[0], x, z, scale) if shape.kernel > 1 else None
     if T > 1 or plan.block < M:
@@ -38,7 +38,7 @@ def _of_one_position(x: Tensor, z: Tensor, kept: Products | None) -> tuple[Tenso
     r"""K = ZᵀZ * XᵀX (`\cref{trans}`) and ZᵀZ, which is a bias's, the sums over the groups."""
     Z = varied_product(z, z)
     K = _products(x, x, 0, kept) * Z
-    return (K[0], Z[0]) if len(K) == 1 else (K.sum(0), Z.sum(0))
+    return (K, Z) if K.dim() == 2 else (K.sum(0), Z.sum(0))
 
 
 def _in_blocks(x: Tensor, z: Tensor, scale: Tensor | None, shape: Shape, plan: Plan, kept: Products | None) -> Tensor:
@@ -55,8 +55,8 @@ def _in_blocks(x: Tensor, z: Tensor, scale: Tensor | None, shape: Shape, plan: P
         for here in (slice(begin + part.start, begin + part.stop) for part in blocks(end - begin, plan.block)):
             first = here.start // T
             after = slice(first * T, None)
-            X = _products(x[:, after], x[:, here], here.start, kept)
-            Z = varied_product(z[:, after], _divided(z[:, here], scale))
+            X = _products(x[..., after, :], x[..., here, :], here.start, kept)
+            Z = varied_product(z[..., after, :], _divided(z[..., here, :], scale))
             found = (Z if scale is None else Z.div_(scale)).mul_(X).view(G, M - first, T, -1).sum((0, 2))
             sums[first - few.start :, here.start - begin : here.stop - begin] = found
         if T > 1:
@@ -74,15 +74,15 @@ def _products(x: Tensor, some: Tensor, start: int, kept: Products | None) -> Ten
 
 
 def _weighed(use: Use, x: Tensor, z: Tensor, scale: Tensor | None, c: Tensor) -> Tensor:
-    """The patches are there already, so the weighted gradient is one product; rows are (G, M · T, features)."""
-    weighted = (z.unflatten(1, (len(c), -1)) * _divided(c, scale).view(-1, 1, 1)).flatten(1, 2)
+    """The patches are there already, so the weighted gradient is one product."""
+    weighted = (z.unflatten(-2, (len(c), -1)) * _divided(c, scale).view(-1, 1, 1)).flatten(-3, -2)
     return use.operation.as_weight(product(weighted.mT, x.mT), use.weight)
 
 
 def _kept_products(uses: Sequence[Use], plan: Plan, rows: Tensor, scratch: Scratch) -> Products | None:
     """Where the products of this input's rows are kept, if another layer has read it and they are not too large."""
     operation, x, *_ = uses[0]
-    if len(uses) > 1 or isinstance(operation, Convolution) or rows.shape[1] ** 2 * rows.itemsize > KEPT_PRODUCTS:
+    if len(uses) > 1 or isinstance(operation, Convolution) or rows.shape[-2] ** 2 * rows.itemsize > KEPT_PRODUCTS:
         return None
     return scratch.products(x, (operation.samples, plan.block))
 
@@ -91,6 +91,8 @@ def _divided(t: Tensor, scale: Tensor | None) -> Tensor:
     return t if scale is None else t / scale
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The positions of all uses: (M, G, T, d)."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
+def _rows(parts: Sequence[Tensor]) -> Tensor:
+    """The positions of all uses, (M, G, T, d) each, as rows: sample by sample, the groups in front if there are any."""
+    rows = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
+    groups, features = rows.shape[1], rows.shape[3]
+    return rows.reshape(-1, features) if groups == 1 else rows.transpose(0, 1).reshape(groups, -1, features)
