@@ -8,6 +8,7 @@ what else goes on.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ class Processor(NamedTuple):
 
     onednn: bool
     """Whether oneDNN multiplies matrices of float32, in place of the library that torch takes."""
+    squares: float
+    """Multiplications from which on oneDNN makes U Uᵀ, even if it multiplies nothing else."""
     parts: int
     """Parts of U whose squares MKL makes side by side, each by one core; 1 where its cores share a product well."""
     columns: int
@@ -53,12 +56,13 @@ class Processor(NamedTuple):
 
 USUAL = Processor(  # measured on Intel's Cascade Lake
     onednn=False,
+    squares=2**27,
     parts=1,
-    columns=128,
-    whole=2**30,
+    columns=64,
+    whole=2**29,
     product=220e9,
     batched=150e9,
-    square=180e9,
+    square=160e9,
     convolved=190e9,
     uneven=32.0,
     starting=0.0,
@@ -68,7 +72,7 @@ USUAL = Processor(  # measured on Intel's Cascade Lake
     ordered=8e9,
     visited=4e9,
 )
-ZEN = USUAL._replace(parts=4, columns=64, whole=2**26, product=200e9, square=185e9)
+ZEN = USUAL._replace(squares=math.inf, parts=4, whole=2**26, product=200e9, square=185e9)
 ZEN5 = ZEN._replace(
     onednn=True,
     columns=32,
@@ -92,6 +96,6 @@ def processor() -> Processor:
     """This one."""
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if not str(known.get("cpu_name", "")).startswith("AMD"):
-        return USUAL
+        return USUAL if is_exact() else USUAL._replace(squares=math.inf)
     zen5 = known.get("avx512_f") and known.get("avx_vnni") and not known.get("amx_tile")
     return ZEN5 if zen5 and is_exact() else ZEN

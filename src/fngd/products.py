@@ -26,6 +26,8 @@ EVEN = 16
 """What the second number of rows is a multiple of, for oneDNN: others are rare, and each would be a new shape."""
 MANY = 256
 """Rows that are multiplied at once where their number varies: more are no quicker, and would be more shapes."""
+USUAL_ROWS = 32
+"""What the rows of usual batches are a multiple of, for oneDNN where it makes nothing but U Uᵀ."""
 WORTH = 64
 """Rows of outer products that are worth a pass over their sum."""
 
@@ -119,9 +121,13 @@ def _square(U: Tensor) -> Tensor:
 
 def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The inner products of few long rows with as many or fewer."""
+    speed = processor()
     if _suits_onednn(a, b.T):
         return varied_product(a, b, out)
-    parts = math.gcd(processor().parts, a.shape[1])
+    if len(a) % USUAL_ROWS == 0 and len(a) * b.numel() >= speed.squares and _may_be_onednns(a):
+        with ByOneDNN():
+            return torch.mm(a, b.T, out=out)
+    parts = math.gcd(speed.parts, a.shape[1])
     if parts == 1 or a.device.type != "cpu":
         return torch.mm(a, b.T, out=out)
     side_by_side = product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b)))
@@ -140,6 +146,11 @@ def weighted_sum(c: Tensor, U: Tensor) -> Tensor:
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether oneDNN is to multiply: a large product of float32, where it is quicker; not what autocast shortens."""
-    if a.shape[-2] * b.numel() < LARGE or a.dtype != torch.float32 or a.device.type != "cpu":
+    return a.shape[-2] * b.numel() >= LARGE and processor().onednn and _may_be_onednns(a)
+
+
+def _may_be_onednns(a: Tensor) -> bool:
+    """Whether oneDNN's products of such numbers are what they should be, and the user leaves it to us."""
+    if a.dtype != torch.float32 or a.device.type != "cpu":
         return False
-    return processor().onednn and bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
+    return bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
