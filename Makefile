@@ -25,10 +25,12 @@ format: .venv
 docs: .venv
 	$(BIN)/python tools/api_reference.py
 
-# The table of prices in the README, from the records; compiled models have a page of their own.
-PRICED = small-cnn resnet32 resnet110 vgg11 resnet18 resnet34 resnet50 transformer import
+# The tables of prices in the README, one for each processor, from the records; compiled models have a page of their own.
+PRICED = small-cnn resnet32 resnet110 vgg11 resnet18 resnet34 resnet50 transformer
+PROCESSORS = cascade-lake zen5
 prices: .venv
-	$(BIN)/fngd bench table $(PRICED:%=records/price/%.json) --readme README.md
+	$(BIN)/fngd bench table $(wildcard $(foreach P,$(PROCESSORS),$(PRICED:%=records/price/$P/%.json))) \
+		records/price/import.json --readme README.md
 
 # The source distribution, and the wheel built from it.
 dist: .venv

@@ -5,8 +5,8 @@ The natural gradient of one layer is a weighted sum of per-sample gradients (\cr
     (F + λI)⁻¹ g = (1/λM) U c     with     c = 1 − (λI + K/M)⁻¹ K1/M = (I + K/(λM))⁻¹ 1
 
 By the paper's rule λ is α‖K‖_F (\cref{prop}). The eigenvalues of K/(λM) then lie between 0 and 1/(αM), and for many
-samples a few steps of an iteration reach the last bit sooner than a factorisation. What a batch says beyond its coefficients, and the running mean of these,
-can wait until the gradients are out: `history`.
+samples a few steps of an iteration reach the last bit sooner than a factorisation. What a batch says beyond its
+coefficients, and the running mean of these, can wait until the gradients are out: `history`.
 
 Differs from the paper: it writes (λI + UᵀU)⁻¹ in the section on damping and (λI + UᵀU/M)⁻¹ in \cref{coeffcient}; the
 second is the one that follows from the Fisher matrix F = UUᵀ/M, and is used here.
@@ -100,7 +100,7 @@ def richardson_steps(
 
     With β = 1/(αM) the eigenvalues of I + S lie between 1 and 1 + β, and the best n steps are the inverse roots of
     Chebyshev's polynomial on that interval; the residual is then at most 1/T_n(1 + 2/β) of the right-hand side.
-    Smaller steps come first: so the residual never grows on its way.
+    Smaller steps come first: what later ones enlarge has been made small before.
 
     Args:
         M: Samples.

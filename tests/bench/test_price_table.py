@@ -56,6 +56,20 @@ def test_all_lines_of_the_table_have_as_many_cells(make_record):
     assert len({line.count("|") for line in lines}) == 1
 
 
+def test_each_processor_has_a_table_of_its_own(make_record):
+    here, other = make_record(fngd_share=1.01), make_record(fngd_derive=1.4)
+    elsewhere = replace(other, provenance=replace(other.provenance, cpu="Another processor"))
+    lines = table([here, elsewhere, make_record(model="vgg11", fngd_share=1.0)]).splitlines()
+    second = lines.index("On Another processor:")
+    assert lines[0] == f"On {here.provenance.cpu}:"
+    assert [line.split(" | ")[0] for line in lines[4:6]] == ["| resnet32", "| vgg11"]
+    assert lines[4].count("|") == 6
+    assert "deriving step" in lines[second + 2]
+    assert "sharing step" not in lines[second + 2]
+    assert lines[second + 4].startswith("| resnet32 | 128 | 20 | 1.400")
+    assert "On " not in table([here]).splitlines()[0]
+
+
 def test_imports_and_sources_are_named_once(make_record, import_record):
     text = table([make_record(), make_record(model="vgg11"), import_record])
     assert "`import fngd` takes 1.020 [1.020, 1.020] × the time of `import torch`" in text

@@ -137,7 +137,7 @@ def bench_routes(
 ) -> None:
     """Time every route to every Gram matrix of a model, and hold the planner's choice against the best one.
 
-    Example: `fngd bench routes --model resnet32 --json records/routes/resnet32.json`
+    Example: `fngd bench routes --model resnet32 --json resnet32.json`
     """
     from fngd_bench import console, files
     from fngd_bench.price import choices, record

@@ -66,7 +66,7 @@ COLUMNS = (
 
 
 def table(records: Sequence[Record]) -> str:
-    """The prices of all records: a Markdown table and what one must know to read it.
+    """The prices of all records: a Markdown table for each processor and what one must know to read it.
 
     Methods that none of the records holds have no column.
 
@@ -83,6 +83,17 @@ def table(records: Sequence[Record]) -> str:
     imports = [record for record in records if isinstance(record, ImportRecord)]
     if not steps:
         raise InputError("none of the files is a record of `fngd bench step`: name at least one")
+    processors = list(dict.fromkeys(record.provenance.cpu for record in steps))
+    tables = [_rows([record for record in steps if record.provenance.cpu == cpu]) for cpu in processors]
+    if len(processors) > 1:
+        tables = [[f"On {cpu}:", "", *lines] for cpu, lines in zip(processors, tables, strict=True)]
+    disturbed = [each for record in steps if (each := record.surroundings.disturbance(record.settings.subject))]
+    words = [_caption(steps), *disturbed, *(_import_sentence(record) for record in imports), *_sources(records)]
+    return "\n".join([*(line for lines in tables for line in (*lines, "")), *words])
+
+
+def _rows(steps: Sequence[StepRecord]) -> list[str]:
+    """A Markdown table with a row for each record."""
     rows = [{price.method: price for price in prices(record)} for record in steps]
     columns = [column for column in COLUMNS if any(column.ratio(row) for row in rows)]
     header = ["model", "batch", "steps", *(column.header() for column in columns)]
@@ -90,10 +101,7 @@ def table(records: Sequence[Record]) -> str:
     cells = [
         [*_subject(record), *(column.cell(row) for column in columns)] for record, row in zip(steps, rows, strict=True)
     ]
-    lines = [_line(line) for line in (header, rule, *cells)]
-    disturbed = [each for record in steps if (each := record.surroundings.disturbance(record.settings.subject))]
-    words = [_caption(steps), *disturbed, *(_import_sentence(record) for record in imports), *_sources(records)]
-    return "\n".join([*lines, "", *words])
+    return [_line(line) for line in (header, rule, *cells)]
 
 
 def insert(document: str, text: str) -> str:
