@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fngd
+from reference import relative_error
 
 
 def network():
@@ -96,7 +97,8 @@ def test_param_groups_have_their_own_settings():
     for seed in range(3):
         step(model, optimizer, seed)
         step(plain, reference, seed)
-    assert same(model, plain)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert relative_error(mine, theirs) <= 1e-6  # c is one; sums over the samples may round otherwise than torch's
 
 
 def test_named_parameters_are_taken_as_torch_takes_them():
