@@ -23,6 +23,9 @@ from torch import Tensor
 
 from fngd.plain import Number, Truth, at_least, chosen, plain
 
+WORTH = 8
+"""Samples for each step of the iteration from which on it takes less time than a factorisation."""
+
 
 class Solution(NamedTuple):
     """The coefficients of one batch, with the numbers that they came from."""
@@ -35,10 +38,6 @@ class Solution(NamedTuple):
     """‖K‖_F."""
     damping: Number
     """λ."""
-
-
-WORTH = 8
-"""Samples for each step of the iteration from which on it takes less time than a factorisation."""
 
 
 def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Number | None = None) -> Solution:

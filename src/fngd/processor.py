@@ -54,7 +54,7 @@ class Processor(NamedTuple):
     """Bytes of entries met once."""
 
 
-USUAL = Processor(  # measured on Intel's Cascade Lake
+USUAL = Processor(  # products and squares as on Intel's Cascade Lake, the rest as on AMD's before Zen 5
     onednn=False,
     squares=2**27,
     parts=1,
