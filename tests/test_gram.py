@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from fngd.gram import BY_NAME, bias_gram, gram, plan_of
 from fngd.operations import Convolution, Linear, Samples
-from fngd.planner import FULL_BUDGET, LEAST, LITTLE, MOST, ROUTES, SLOW, Plan, Shape, at_most, plan, share_of
+from fngd.planner import FULL_BUDGET, LEAST, LITTLE, MOST, OWN, ROUTES, SLOW, Plan, Shape, at_most, plan, share_of
 from fngd.processor import USUAL, ZEN, ZEN5
 from fngd.scratch import Scratch
 from fngd.uses import Use, shape_of
@@ -299,6 +299,29 @@ def test_a_route_holds_no_more_scratch_memory_than_was_planned(data, dtype, budg
             found.weigh(torch.ones(M))
         held = sum(buffer.nbytes for buffer in scratch.memory.buffers.values())
         assert held <= plan_of([use], at_most(budget), route).bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.tuples(*[st.integers(1, 24)] * 3), st.integers(1, 3), st.integers(2**10, 2**18))
+def test_torchs_kernel_returns_no_more_at_once_than_a_small_part_of_the_budget(sizes, kernel, budget):
+    """Its results are fresh memory, which it holds twice: for a small network that would be more than all else."""
+    M, channels, features = sizes
+    operation = Convolution(Samples(0, M), (1, 1), (0, 0), (1, 1))
+    weight = torch.zeros(features, channels, kernel, kernel)
+    x, z = torch.randn(M, channels, kernel + 3, kernel + 3), torch.randn(M, features, 4, 4)
+    returned = list[torch.Tensor]()
+
+    def noted(*args):
+        returned.append(per_sample(*args))
+        return returned[-1]
+
+    per_sample = operation.sample_gradients
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Convolution, "sample_gradients", lambda _, *args: noted(*args))
+        chosen = plan_of([Use(operation, x, z, weight)], at_most(budget), "kernel")
+        gram([Use(operation, x, z, weight)], None, Scratch(), at_most(budget), "kernel")
+    assert (chosen.route == "kernel") == (len(returned) > 0)
+    assert all(len(some) == 1 or some.nbytes <= budget // OWN for some in returned)
 
 
 def test_pairs_of_pixels_are_made_only_where_one_sample_s_fit():

@@ -39,6 +39,8 @@ SAMPLES = 64
 FRESH, FREED = 5 * 2**20, 8 * 2**20
 """Bytes that torch's kernel may ask for at once, more are slow to come: of any size, and of that of z. As much as z
 takes lies free, the layers above have just given it back."""
+OWN = 16
+"""Of this many bytes of the budget one may be a result of torch's kernel, which holds it in its own order as well."""
 VECTOR = 16
 """Features that a product or a convolution's kernel takes at once; it is slow on other numbers of them."""
 CALL = 20e-6
@@ -88,7 +90,7 @@ class Plan:
     outputs: int = 0
     """Output features a block (materialised)."""
     samples: int = 0
-    """Samples whose part of a block is made at a time (materialised)."""
+    """Samples whose part of a block is made at a time (materialised, kernel)."""
 
 
 class Budget(NamedTuple):
@@ -159,15 +161,6 @@ def _quickest(shape: Shape, item: int, budget: int, route: str | None, speed: Pr
     return min((each for each in wanted if each.bytes <= most), key=lambda candidate: candidate.seconds)
 
 
-def samples_at_once(gradient: int, seen: int, sent: int) -> int:
-    """Samples that torch's kernel may take together, whose gradients, x and z have this many bytes each.
-
-    Gradients come in fresh memory, and the kernel brings x and z into an order of its own in more of it.
-    """
-    ordered = FRESH // max(1, seen) if seen > sent else FREED // max(1, sent)
-    return _power_of_two(min(FRESH // max(1, gradient), ordered))
-
-
 def _plans(shape: Shape, item: int, budget: int, speed: Processor) -> Iterator[Plan]:
     yield _pairwise(shape, item, budget, speed)
     yield _materialised(shape, item, budget, speed)
@@ -232,10 +225,19 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     ordered = M * (min(shape.pixels, T * shape.kernel) * channels * G + T * features) * item
     seconds = product / speed.convolved * slow + square / speed.square
     seconds += ordered / speed.ordered + U * features / speed.written
-    at_once = samples_at_once(block * d_in * item, shape.pixels * channels * G * item, block * T * item)
+    at_once = _at_once(block * d_in * item, shape.pixels * channels * G * item, block * T * item, budget)
     seconds += (FEW + features / block * (3 * M / at_once + M / speed.columns)) * CALL
     seconds += 0.0 if kept else _second_product(shape, speed)
-    return Plan("kernel", block, product + square, block * U, seconds, kept)
+    return Plan("kernel", block, product + square, block * U, seconds, kept, samples=at_once)
+
+
+def _at_once(gradient: int, seen: int, sent: int, budget: int) -> int:
+    """Samples that torch's kernel may take together, whose gradients, x and z have this many bytes each.
+
+    Gradients come in fresh memory, and the kernel brings x and z into an order of its own in more of it.
+    """
+    ordered = FRESH // max(1, seen) if seen > sent else FREED // max(1, sent)
+    return _power_of_two(min(min(FRESH, budget // OWN) // max(1, gradient), ordered))
 
 
 def _materialised(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:

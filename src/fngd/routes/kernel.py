@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fngd.operations import Convolution, divided
-from fngd.planner import Plan, Shape, samples_at_once
+from fngd.planner import Plan, Shape
 from fngd.products import blocks, square, weighted_sum
 from fngd.scratch import Scratch
 from fngd.uses import Gram, Use
@@ -17,7 +17,7 @@ def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, 
     """K, a block of output features at a time."""
     use, K = uses[0], None
     for features in blocks(len(use.weight), plan.block):
-        U = _gradients(use, features, scale, scratch)
+        U = _gradients(use, features, scale, plan.samples, scratch)
         K = square(U, K)
     assert K is not None
     if not plan.kept:
@@ -25,7 +25,7 @@ def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, 
     return Gram(K, lambda c: weighted_sum(c, U.view(shape.M, -1, shape.d_in)).view(use.weight.shape))
 
 
-def _gradients(use: Use, features: slice, scale: Tensor | None, scratch: Scratch) -> Tensor:
+def _gradients(use: Use, features: slice, scale: Tensor | None, at_once: int, scratch: Scratch) -> Tensor:
     """The samples' gradients of some output features, divided by the scale: (M, entries).
 
     The kernel's results are memory of its own, fresh each time, so they are taken for a few samples at once.
@@ -33,7 +33,6 @@ def _gradients(use: Use, features: slice, scale: Tensor | None, scratch: Scratch
     operation, x, z, weight = use._replace(z=use.z[:, features], weight=use.weight[features])
     assert isinstance(operation, Convolution)
     M, entries = len(x), weight.numel()
-    at_once = samples_at_once(entries * z.itemsize, x[0].nbytes, z[0].nbytes)
     if at_once >= M and scale is None:
         return operation.sample_gradients(z, x, weight).flatten(1)
     U = scratch.take("U", (M, entries), z.dtype, z.device)
