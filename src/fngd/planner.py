@@ -228,7 +228,7 @@ def _kernel(shape: Shape, item: int, budget: int, speed: Processor) -> Plan:
     at_once = _at_once(block * d_in * item, shape.pixels * channels * G * item, block * T * item, budget)
     seconds += (FEW + features / block * (3 * M / at_once + M / speed.columns)) * CALL
     seconds += 0.0 if kept else _second_product(shape, speed)
-    return Plan("kernel", block, product + square, block * U, seconds, kept, samples=at_once)
+    return Plan("kernel", block, product + square, block * U, seconds, kept, samples=min(M, at_once))
 
 
 def _at_once(gradient: int, seen: int, sent: int, budget: int) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 
 import fngd
 from fngd.gram import plan_of
-from fngd.planner import FULL_BUDGET, LEAST, MOST, ROUTES, at_most, plan
+from fngd.planner import FULL_BUDGET, LEAST, MOST, ROUTES, Budget, at_most, plan
 from fngd.processor import USUAL
 from fngd.scratch import Scratch
 from fngd_bench import console
@@ -114,13 +114,14 @@ def test_every_route_ends_in_the_weighted_gradient(number):
 
 def test_all_possible_routes_of_all_shapes_are_timed_and_the_chosen_one_is_the_planners():
     wanted, shapes, names = settings(), found(), []
+    budget = Budget(wanted.budget_bytes, wanted.most_bytes)
     record = routes.measure(wanted, shapes, names.append)
     assert len(names) == routes.pieces(wanted, shapes) == 3 * len(shapes)
     for each, row in zip(shapes, record.measured, strict=True):
         timed = [route.route for route in row.routes]
-        assert timed == [route for route in ROUTES if plan(each.shape, 8, FULL_BUDGET, route, USUAL).route == route]
-        assert row.chosen == plan(each.shape, 8, FULL_BUDGET, speed=USUAL).route
-        assert row.of(row.chosen).expected == plan(each.shape, 8, FULL_BUDGET, speed=USUAL).seconds
+        assert timed == [route for route in ROUTES if plan(each.shape, 8, budget, route, USUAL).route == route]
+        assert row.chosen == plan(each.shape, 8, budget, speed=USUAL).route
+        assert row.of(row.chosen).expected == plan(each.shape, 8, budget, speed=USUAL).seconds
         assert {len(route.seconds) for route in row.routes} == {2}
         assert row.sizes == each.shape._asdict()
     assert [route.route for route in record.measured[0].routes] == list(ROUTES)
