@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fngd
-from fngd.weighted import Weighted
+from fngd.nodes import Weighted
 from reference import relative_error
 
 M = 6

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 import fngd.weighted
+from fngd.nodes import Weighted
 from fngd.operations import Convolution, Linear, Samples
+from fngd.saved import may_read_scaled
 from fngd.scratch import Scratch
 from fngd.uses import Use
-from fngd.weighted import Weighted, in_blocks, may_read_scaled, weighted_backward
+from fngd.weighted import in_blocks, weighted_backward
 from reference import relative_error
 
 M = 7

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fngd.autocast import cast_as_autocast
 from fngd.diagnosis import FROZEN, Diagnosis, Row
 from fngd.gram import plan_of
 from fngd.layers.attach import attach_layer, attach_root, detach
@@ -26,7 +27,6 @@ from fngd.operations import Operation, Samples
 from fngd.policies import Fresh, FromHead
 from fngd.settings import Settings
 from fngd.uses import Use, shape_of
-from fngd.weighted import cast_as_autocast
 from fngd.wrappers import copied, unwrapped
 
 STOP = "training will stop here"

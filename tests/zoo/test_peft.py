@@ -12,7 +12,7 @@ import fngd.gram
 import fngd.layers.derivation
 import zoo
 from fngd.layers import sharing
-from fngd.weighted import reads_scaled
+from fngd.saved import reads_scaled
 
 TOLERANCE = 1e-9
 PHASES = ["derive", "share"]

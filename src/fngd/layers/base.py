@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fngd.autocast import cast_as_autocast, without_autocast
 from fngd.history import History
 from fngd.layers import compiled
 from fngd.layers.derivation import Derived, Uses, derive, known_sums, weighted_gradients
@@ -22,8 +23,8 @@ from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.layers.sharing import Sharing
+from fngd.nodes import Deriving, Join, Notes
 from fngd.operations import Convolution, Linear, Operation, Samples
-from fngd.weighted import Deriving, Join, Notes, cast_as_autocast, without_autocast
 
 MOST_SHAPES = 64
 """Input shapes a layer keeps in mind."""

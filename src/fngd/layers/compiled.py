@@ -22,10 +22,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from fngd.autocast import cast_as_autocast
 from fngd.layers.parts import Label, Part, part_of
+from fngd.nodes import Deriving, Join, Notes
 from fngd.operations import Convolution, Linear, Needs, Operation, Samples
 from fngd.uses import Use
-from fngd.weighted import Deriving, Join, Notes, cast_as_autocast
 
 Gradients = tuple[Tensor | None, ...]
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fngd.autocast import cast_as_autocast, without_autocast
 from fngd.gram import scale_of
 from fngd.history import report
 from fngd.layers import compiled
@@ -26,10 +27,11 @@ from fngd.layers.derivation import solved
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
+from fngd.nodes import DOUBLE_BACKWARD
 from fngd.operations import Gradients, Needs, Operation, Samples
 from fngd.plain import chosen, plain
 from fngd.uses import Use
-from fngd.weighted import DOUBLE_BACKWARD, cast_as_autocast, weighted_backward, without_autocast
+from fngd.weighted import weighted_backward
 
 UNKNOWN = (
     "fngd: FromHead does not know the head yet: it is found in the first forward pass of the whole model, and layer "

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fngd.history import History, Report, settle
+from fngd.nodes import NO_BACKWARD, Notes, current_backward
 from fngd.plain import Truth, all_of
 from fngd.planner import Budget, at_most, share_of
 from fngd.policies import Policy
 from fngd.scratch import Scratch
 from fngd.settings import Settings
-from fngd.weighted import NO_BACKWARD, Notes, current_backward
 
 Open = dict[object, tuple[Tensor, Notes | None]]
 """Layers used in a pass, each with the token its parameters hang on and the notes on its uses, if not in a graph."""

@@ -7,11 +7,14 @@ import warnings
 import torch
 from torch import Tensor
 
+from fngd.autocast import cast_as_autocast
 from fngd.history import History
+from fngd.nodes import Weighted
 from fngd.operations import Operation, Samples, gram_dtype
 from fngd.policies import Policy
+from fngd.saved import may_read_scaled, reads_scaled, saving_is_free
 from fngd.scratch import Scratch
-from fngd.weighted import Weighted, cast_as_autocast, may_read_scaled, reads_scaled, saving_is_free, scaled
+from fngd.weighted import scaled
 
 SMALL = 1 << 17
 """Up to this many entries, a pass over a weight takes less time than a Python call does in the backward pass."""

@@ -1,0 +1,71 @@
+"""Stage 4 without a node of ours: torch's own node of a convolution reads its input scaled.
+
+A convolution has saved its input for the weight's gradient alone. Where that input is what `weighted_backward` would
+scale, the node is given c ⊙ x when it asks for x: no Python function stands around it then, which for small layers is
+half of the price.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fngd.nodes import DOUBLE_BACKWARD
+from fngd.operations import Convolution, Operation
+from fngd.scratch import Scratch
+from fngd.weighted import in_blocks
+
+CHANGED = (
+    "fngd: the input of a preconditioned convolution, which is needed for gradient computation, has been modified by "
+    "an inplace operation since the forward pass"
+)
+
+
+def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
+    """Whether torch's own node can weight such a use, by reading a scaled input.
+
+    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks are.
+    """
+    if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
+        return False
+    return c.numel() > 1 and not operation.shrinks(x, weight) and not in_blocks(operation, x, weight)
+
+
+_WHILE_TRACING = False
+
+
+def saving_is_free() -> bool:
+    """Whether nobody else has to do with what nodes save, as inside of a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(_WHILE_TRACING) is None
+
+
+def reads_scaled(output: Tensor, c: Tensor, scratch: Scratch) -> Tensor:
+    """Let the node of a convolution without bias read c ⊙ x where it has saved x: for the weight's gradient alone.
+
+    Args:
+        output: Torch's own, with its node.
+        c: The samples' coefficients, shaped to broadcast against x.
+        scratch: Where the scaled copy is put.
+
+    Returns:
+        The same output.
+    """
+    if output.grad_fn is not None:
+        saved = output.grad_fn._raw_saved_input  # type: ignore[attr-defined]
+        saved.register_hooks(_with_version, partial(_scaled, c, scratch))
+    return output
+
+
+def _with_version(x: Tensor) -> tuple[Tensor, int]:
+    return x, x._version
+
+
+def _scaled(c: Tensor, scratch: Scratch, saved: tuple[Tensor, int]) -> Tensor:
+    x, version = saved
+    if x._version != version:
+        raise RuntimeError(CHANGED)
+    if torch.is_grad_enabled():
+        raise RuntimeError(DOUBLE_BACKWARD)
+    return scratch.product(x, c)
