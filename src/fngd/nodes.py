@@ -5,7 +5,10 @@
 once (tied, or a module called twice) has one per-sample gradient, the sum over its uses, so nothing can be weighted
 before the last use is through. `Deriving` therefore only notes down x and z; `Join`, a node between all uses and the
 parameters, is run by the autograd engine when no further use can come, and returns all gradients at once.
-Both leave the forward and the input gradient as torch computes them.
+The last use that the forward pass has made need not wait for that: with it all gradients are made, while its z is still
+in the caches, and before its input's gradient, which is what the next node reads. On ResNet-32 a deriving step takes a
+percent less by that order.
+All leave the forward and the input gradient as torch computes them.
 """
 
 from __future__ import annotations
@@ -22,12 +25,21 @@ from fngd.scratch import Scratch
 from fngd.uses import Use
 from fngd.weighted import weighted_backward
 
+ParameterGradients = tuple[Tensor | None, ...]
+"""Of each parameter of a layer, None where it has none."""
+TOKEN = 1
+"""Where among the tensors that `Deriving` takes the token is."""
 NO_BACKWARD = -1
 
 
 def current_backward() -> int:
     """A number for the backward pass under way, `NO_BACKWARD` outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def is_to_run(node: Any) -> bool:
+    """Whether the backward pass under way comes to a node: one for an input's gradient alone passes most of them by."""
+    return torch._C._will_engine_execute_node(node)
 
 
 DOUBLE_BACKWARD = (
@@ -65,18 +77,19 @@ class Weighted(torch.autograd.Function):
 
 
 class Notes:
-    """The uses of one layer in one forward pass, noted down by `Deriving` on the way back and read by `Join`."""
+    """The uses of one layer in one forward pass, noted down by `Deriving` on the way back, and the gradients of `Join`."""
 
-    def __init__(self, finish: Callable[[Sequence[tuple[Use, Any]]], tuple[Tensor | None, ...]]) -> None:
+    def __init__(self, finish: Callable[[Sequence[tuple[Use, Any]]], ParameterGradients]) -> None:
         """Start empty.
 
         Args:
             finish: What turns the uses, each with the label given to `Deriving`, into the parameters' gradients.
         """
         self.finished: bool = False
-        """Whether the gradients have been asked for: uses that come later belong to another pass."""
+        """Whether the gradients have been made: uses that come later belong to another pass."""
         self._finish = finish
         self._uses: dict[int, tuple[Use, Any]] = {}
+        self._made: ParameterGradients | None = None
         self._expected = 0
         self._backward = NO_BACKWARD
 
@@ -89,14 +102,27 @@ class Notes:
         """Keep a use; what an earlier backward left behind, such as one for an input's gradient alone, is dropped."""
         backward = current_backward()
         if backward != self._backward:
-            self._backward, self._uses = backward, {}
+            self._backward, self._uses, self._made = backward, {}, None
         self._uses[number] = (use, label)
 
-    def finish(self) -> tuple[Tensor | None, ...]:
-        """All gradients; the notes are empty again."""
+    @property
+    def complete(self) -> bool:
+        """Whether all uses have been noted down that the forward pass has made."""
+        return len(self._uses) == self._expected
+
+    def make(self) -> None:
+        """Make all gradients; the notes are empty again."""
         uses, self._uses = [self._uses[number] for number in sorted(self._uses)], {}
         self.finished = True
-        return self._finish(uses)
+        self._made = self._finish(uses)
+
+    def take(self) -> ParameterGradients:
+        """All gradients, made now if they have not been made."""
+        if self._made is None:
+            self.make()
+        made, self._made = self._made, None
+        assert made is not None
+        return made
 
 
 class Deriving(torch.autograd.Function):
@@ -124,8 +150,10 @@ class Deriving(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(DOUBLE_BACKWARD)
         x, weight = ctx.saved_tensors
-        input_gradient, _, _ = ctx.operation.backward(z, x, weight, (ctx.needs_input_grad[3], False, False))
         ctx.notes.note(ctx.number, Use(ctx.operation, x, z, weight), ctx.label)
+        if ctx.notes.complete and is_to_run(ctx.next_functions[TOKEN][0]):
+            ctx.notes.make()
+        input_gradient, _, _ = ctx.operation.backward(z, x, weight, (ctx.needs_input_grad[3], False, False))
         return None, None, None, input_gradient, None, None, None
 
 
@@ -142,4 +170,4 @@ class Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """The weighted gradients of all parameters, once every use has been noted down."""
-        return None, *ctx.notes.finish()
+        return None, *ctx.notes.take()
