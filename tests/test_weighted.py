@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fngd.weighted
@@ -12,7 +14,7 @@ from fngd.operations import Convolution, Linear, Samples
 from fngd.saved import may_read_scaled
 from fngd.scratch import Scratch
 from fngd.uses import Use
-from fngd.weighted import in_blocks, weighted_backward
+from fngd.weighted import LARGE, in_blocks, is_turned, weighted_backward
 from reference import relative_error
 
 M = 7
@@ -87,4 +89,69 @@ def test_a_large_input_of_a_sharing_step_is_weighted_in_blocks(layout, monkeypat
     assert c.std() > 1e-4
     (c @ plain(x).pow(3).sum((1, 2, 3))).backward()
     assert relative_error(model.weight.grad, plain.weight.grad) <= 1e-13
+    assert model.weight.grad.stride() == plain.weight.grad.stride()
+
+
+CHANNELS = st.integers(fngd.weighted.FEWEST, fngd.weighted.MOST)
+
+
+@settings(max_examples=30, deadline=None)
+@given(CHANNELS, CHANNELS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.booleans(), st.booleans())
+def test_what_is_turned_to_channels_last_is_weighted_as_in_float64(d_in, d_out, kernel, stride, padding, bias, blocks):
+    operation = Convolution(Samples(0, M), (stride, stride), (padding, padding), (1, 1))
+    x, weight = torch.randn(M, d_in, 7, 6), torch.randn(d_out, d_in, kernel, kernel)
+    z, c = torch.randn_like(operation.forward(x, weight, None)), torch.rand(M, 1, 1, 1) + 0.5
+    kept = [t.clone() for t in (x, z, c)]
+    gx, _, _ = operation.backward(z, x, weight, (True, False, False))
+    _, gw, gb = operation.backward(*((c * z).double(), x.double(), weight.double()), (False, True, True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fngd.weighted, "LARGE", 0)
+        if blocks:
+            patch.setattr(fngd.weighted, "KEPT_BYTES", 4 * weight.nbytes)
+        assert is_turned(operation, x, weight)
+        found = weighted_backward(Use(operation, x, z, weight), c, (True, True, bias), Scratch())
+    assert torch.equal(found[0], gx)
+    assert relative_error(found[1].double(), gw) <= 1e-6
+    assert found[1].is_contiguous()
+    assert not bias or relative_error(found[2].double(), gb) <= 1e-6
+    assert all(torch.equal(now, before) for now, before in zip((x, z, c), kept, strict=True))
+
+
+def test_turned_are_large_inputs_of_few_channels_on_a_cpu():
+    operation = Convolution(Samples(0, 4), (1, 1), (1, 1), (1, 1))
+    groups = Convolution(Samples(0, 4), (1, 1), (1, 1), (1, 1), groups=2)
+    x, weight = torch.empty(4, 16, 128, 128), torch.empty(16, 16, 3, 3)
+    assert x.nbytes == LARGE
+    assert is_turned(operation, x, weight)
+    assert not may_read_scaled(operation, x, weight, torch.ones(4))
+    refused = [
+        (operation, x[:3], weight),
+        (operation, x.to("meta"), weight),
+        (operation, x.double(), weight),
+        (operation, x.to(memory_format=torch.channels_last), weight),
+        (operation, x, weight.to(memory_format=torch.channels_last)),
+        (operation, x, torch.empty(25, 16, 3, 3)),
+        (operation, x, torch.empty(7, 16, 3, 3)),
+        (operation, x.view(4, 4, 256, 256), torch.empty(16, 4, 3, 3)),
+        (groups, x, torch.empty(16, 8, 3, 3)),
+        (Linear(Samples(0, 4)), x, torch.empty(16, 128)),
+    ]
+    assert not any(is_turned(*use) for use in refused)
+
+
+def test_a_convolution_whose_input_is_turned_has_a_node_of_ours():
+    torch.manual_seed(0)
+    model = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    plain, x = copy.deepcopy(model), torch.randn(16, 16, 64, 64)
+    optimizer = fngd.FNGD(model, lr=0.0, derive_steps=1)
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    output = model(x)
+    assert type(output.grad_fn) is Weighted._backward_cls
+    output.square().mean().backward()
+    c = optimizer.coefficients[""]
+    assert c.std() > 1e-4
+    (c @ plain(x).square().mean((1, 2, 3)) / len(x)).backward()
+    assert relative_error(model.weight.grad, plain.weight.grad) <= 1e-5
     assert model.weight.grad.stride() == plain.weight.grad.stride()

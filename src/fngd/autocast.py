@@ -10,7 +10,7 @@ from torch import Tensor
 
 def cast_as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What torch's autocast does to the arguments of a product, where it is on: float64 is left alone."""
-    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+    if not torch._C._is_any_autocast_enabled() or x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
 

@@ -56,9 +56,9 @@ def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Number | None = None) -
     """
     norm = plain(torch.linalg.vector_norm(K))
     lam = alpha * norm if damping is None else damping
-    S = K / at_least(torch.finfo(K.dtype).tiny, lam * len(K))
+    divisor = at_least(torch.finfo(K.dtype).tiny, lam * len(K))
     steps = richardson_steps(len(K), alpha, K.dtype, K.device) if damping is None else None
-    c, solved = factorised(S, rhs) if steps is None else (iterated(S, rhs, *steps), True)
+    c, solved = factorised(K / divisor, rhs) if steps is None else (iterated(K, divisor, rhs, *steps), True)
     valid = (norm < torch.inf) & solved
     return Solution(chosen(valid, c, rhs), valid, norm, lam)
 
@@ -71,11 +71,12 @@ def factorised(S: Tensor, rhs: Tensor) -> tuple[Tensor, Truth]:
     return c, plain(failed) == 0
 
 
-def iterated(S: Tensor, rhs: Tensor, steps: tuple[float, ...], weights: Tensor) -> Tensor:
+def iterated(K: Tensor, divisor: Number, rhs: Tensor, steps: tuple[float, ...], weights: Tensor) -> Tensor:
     """(I + S)⁻¹ rhs by Richardson's iteration, c ← c + t r and r ← r − t (I + S) r from c = 0, r = rhs.
 
     Args:
-        S: Symmetric, (M, M).
+        K: Symmetric, (M, M).
+        divisor: S is K over this; a plain number does not take a pass over K.
         rhs: Right-hand side, (M,).
         steps: Each step's t.
         weights: The same as a tensor: c is the sum of the residuals r, weighted by them.
@@ -83,11 +84,12 @@ def iterated(S: Tensor, rhs: Tensor, steps: tuple[float, ...], weights: Tensor) 
     Returns:
         The solution.
     """
+    S, over = (K / divisor, 1.0) if isinstance(divisor, Tensor) else (K, divisor)
     residuals = S.new_empty(len(steps), len(rhs))
     first, *others = rows = residuals.unbind()
     first.copy_(rhs)
     for t, r, following in zip(steps, rows, others, strict=False):  # the last residual is nobody's
-        torch.addmv(r, S, r, beta=1 - t, alpha=-t, out=following)
+        torch.addmv(r, S, r, beta=1 - t, alpha=-t / over, out=following)
     return weights @ residuals
 
 

@@ -77,7 +77,7 @@ class Weighted(torch.autograd.Function):
 
 
 class Notes:
-    """The uses of one layer in one forward pass, noted down by `Deriving` on the way back, and the gradients of `Join`."""
+    """The uses of one layer in one forward pass, noted down by `Deriving` on the way back, and what `Join` returns."""
 
     def __init__(self, finish: Callable[[Sequence[tuple[Use, Any]]], ParameterGradients]) -> None:
         """Start empty.

@@ -7,7 +7,7 @@ half of the price.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fngd.nodes import DOUBLE_BACKWARD
 from fngd.operations import Convolution, Operation
 from fngd.scratch import Scratch
-from fngd.weighted import in_blocks
+from fngd.weighted import in_blocks, is_turned
 
 CHANGED = (
     "fngd: the input of a preconditioned convolution, which is needed for gradient computation, has been modified by "
@@ -26,11 +26,12 @@ CHANGED = (
 def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
     """Whether torch's own node can weight such a use, by reading a scaled input.
 
-    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks are.
+    A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks or another
+    layout are.
     """
-    if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda"):
+    if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda") or c.numel() == 1:
         return False
-    return c.numel() > 1 and not operation.shrinks(x, weight) and not in_blocks(operation, x, weight)
+    return not (operation.shrinks(x, weight) or in_blocks(operation, x, weight) or is_turned(operation, x, weight))
 
 
 _WHILE_TRACING = False
@@ -41,31 +42,47 @@ def saving_is_free() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(_WHILE_TRACING) is None
 
 
-def reads_scaled(output: Tensor, c: Tensor, scratch: Scratch) -> Tensor:
-    """Let the node of a convolution without bias read c ⊙ x where it has saved x: for the weight's gradient alone.
+Reader = Callable[[tuple[Tensor, int]], Tensor]
+"""Given what a node has saved, with the version it had, makes of it what the node reads."""
+
+
+def reader(c: Tensor, scratch: Scratch) -> Reader:
+    """What reads c ⊙ x in place of x: one for all inputs of a shape.
 
     Args:
-        output: Torch's own, with its node.
         c: The samples' coefficients, shaped to broadcast against x.
         scratch: Where the scaled copy is put.
 
     Returns:
+        The reader.
+    """
+
+    def read(saved: tuple[Tensor, int]) -> Tensor:
+        x, version = saved
+        if x._version != version:
+            raise RuntimeError(CHANGED)
+        if torch.is_grad_enabled():
+            raise RuntimeError(DOUBLE_BACKWARD)
+        return scratch.product(x, c)
+
+    return read
+
+
+def reads_scaled(output: Tensor, read: Reader) -> Tensor:
+    """Let the node of a convolution without bias read c ⊙ x where it has saved x: for the weight's gradient alone.
+
+    Args:
+        output: Torch's own, with its node.
+        read: A reader.
+
+    Returns:
         The same output.
     """
-    if output.grad_fn is not None:
-        saved = output.grad_fn._raw_saved_input  # type: ignore[attr-defined]
-        saved.register_hooks(_with_version, partial(_scaled, c, scratch))
+    node = output.grad_fn
+    if node is not None:
+        node._raw_saved_input.register_hooks(_with_version, read)  # type: ignore[attr-defined]
     return output
 
 
 def _with_version(x: Tensor) -> tuple[Tensor, int]:
     return x, x._version
-
-
-def _scaled(c: Tensor, scratch: Scratch, saved: tuple[Tensor, int]) -> Tensor:
-    x, version = saved
-    if x._version != version:
-        raise RuntimeError(CHANGED)
-    if torch.is_grad_enabled():
-        raise RuntimeError(DOUBLE_BACKWARD)
-    return scratch.product(x, c)

@@ -218,7 +218,8 @@ class Run:
         """
         if torch.compiler.is_dynamo_compiling():
             return self._latest
-        return self._latest if self.batch is None and current_backward() != NO_BACKWARD else self.batch
+        batch = self.batch
+        return batch if batch is not None or current_backward() == NO_BACKWARD else self._latest
 
     def open(self) -> Open:
         """The layers whose uses belong together with a use that is made now."""

@@ -12,7 +12,7 @@ from fngd.history import History
 from fngd.nodes import Weighted
 from fngd.operations import Operation, Samples, gram_dtype
 from fngd.policies import Policy
-from fngd.saved import may_read_scaled, reads_scaled, saving_is_free
+from fngd.saved import Reader, may_read_scaled, reader, reads_scaled, saving_is_free
 from fngd.scratch import Scratch
 from fngd.weighted import scaled
 
@@ -34,8 +34,8 @@ class Sharing:
         """One for each position in the batch, or one for all; None as long as no batch has been derived."""
         self._fits: int | None = None
         """The largest batch that `c` fits; None for any."""
-        self._spread: dict[Operation, tuple[Tensor, bool]] = {}
-        """`c` in the shape of an operation's input, and whether torch's own node may scale that input."""
+        self._spread: dict[Operation, tuple[Tensor, Reader | None]] = {}
+        """`c` in the shape of an operation's input, and how torch's own node reads that input, if it may."""
 
     def take(self, history: History, policy: Policy, *, scale_by_damping: bool) -> None:
         """Take c̃ from a history, if there is any.
@@ -63,23 +63,26 @@ class Sharing:
         """The operation, in a graph that returns gradients weighted by the coefficients."""
         if not weight.requires_grad and (bias is None or not bias.requires_grad):
             return operation.forward(x, weight, bias)
-        c, by_node = self._shaped(operation, x, weight)
+        c, read = self._shaped(operation, x, weight, scratch)
+        if read is not None and bias is None and saving_is_free():
+            return reads_scaled(operation.forward(x, weight, None), read)
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
-        if by_node and bias is None and weight.requires_grad and saving_is_free():
-            return reads_scaled(operation.forward(x, weight, None), c, scratch)
         x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Weighted.apply(operation, scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
         return output
 
-    def _shaped(self, operation: Operation, x: Tensor, weight: Tensor) -> tuple[Tensor, bool]:
-        """The coefficients in the shape of x, and whether torch's own node may scale x by them."""
+    def _shaped(
+        self, operation: Operation, x: Tensor, weight: Tensor, scratch: Scratch
+    ) -> tuple[Tensor, Reader | None]:
+        """The coefficients in the shape of x, and how torch's own node reads x, if it may."""
         if torch.compiler.is_dynamo_compiling():  # a graph looks nothing up: it would watch what it found
-            return self._coefficients(operation.samples, x), False
+            return self._coefficients(operation.samples, x), None
         found = self._spread.get(operation)
         if found is None:
             c = self._coefficients(operation.samples, x)
-            found = self._spread[operation] = c, may_read_scaled(operation, x, weight, c)
+            read = reader(c, scratch) if may_read_scaled(operation, x, weight, c) else None
+            found = self._spread[operation] = c, read
         return found
 
     def _coefficients(self, samples: Samples, x: Tensor) -> Tensor:
