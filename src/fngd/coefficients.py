@@ -15,7 +15,9 @@ second is the one that follows from the Fisher matrix F = UUᵀ/M, and is used h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -57,8 +59,8 @@ def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Number | None = None) -
     norm = plain(torch.linalg.vector_norm(K))
     lam = alpha * norm if damping is None else damping
     divisor = at_least(torch.finfo(K.dtype).tiny, lam * len(K))
-    steps = richardson_steps(len(K), alpha, K.dtype, K.device) if damping is None else None
-    c, solved = factorised(K / divisor, rhs) if steps is None else (iterated(K, divisor, rhs, *steps), True)
+    steps = richardson_steps(len(K), alpha, K.dtype) if damping is None else None
+    c, solved = factorised(K / divisor, rhs) if steps is None else (iterated(K, divisor, rhs, steps), True)
     valid = (norm < torch.inf) & solved
     return Solution(chosen(valid, c, rhs), valid, norm, lam)
 
@@ -71,7 +73,7 @@ def factorised(S: Tensor, rhs: Tensor) -> tuple[Tensor, Truth]:
     return c, plain(failed) == 0
 
 
-def iterated(K: Tensor, divisor: Number, rhs: Tensor, steps: tuple[float, ...], weights: Tensor) -> Tensor:
+def iterated(K: Tensor, divisor: Number, rhs: Tensor, steps: Sequence[float]) -> Tensor:
     """(I + S)⁻¹ rhs by Richardson's iteration, c ← c + t r and r ← r − t (I + S) r from c = 0, r = rhs.
 
     Args:
@@ -79,24 +81,20 @@ def iterated(K: Tensor, divisor: Number, rhs: Tensor, steps: tuple[float, ...], 
         divisor: S is K over this; a plain number does not take a pass over K.
         rhs: Right-hand side, (M,).
         steps: Each step's t.
-        weights: The same as a tensor: c is the sum of the residuals r, weighted by them.
 
     Returns:
         The solution.
     """
     S, over = (K / divisor, 1.0) if isinstance(divisor, Tensor) else (K, divisor)
-    residuals = S.new_empty(len(steps), len(rhs))
-    first, *others = rows = residuals.unbind()
-    first.copy_(rhs)
-    for t, r, following in zip(steps, rows, others, strict=False):  # the last residual is nobody's
-        torch.addmv(r, S, r, beta=1 - t, alpha=-t / over, out=following)
-    return weights @ residuals
+    r, c = rhs, steps[0] * rhs
+    for t, following in pairwise(steps):
+        r = torch.addmv(r, S, r, beta=1 - t, alpha=-t / over)
+        c.add_(r, alpha=following)
+    return c
 
 
 @lru_cache(maxsize=256)
-def richardson_steps(
-    M: int, alpha: float, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[float, ...], Tensor] | None:
+def richardson_steps(M: int, alpha: float, dtype: torch.dtype) -> tuple[float, ...] | None:
     """The steps t after which nothing is left of the right-hand side but rounding, under the damping rule.
 
     With β = 1/(αM) the eigenvalues of I + S lie between 1 and 1 + β, and the best n steps are the inverse roots of
@@ -107,14 +105,12 @@ def richardson_steps(
         M: Samples.
         alpha: The damping rule.
         dtype: What the residual is rounded to.
-        device: Where the second result is to lie.
 
     Returns:
-        The steps as numbers and as a tensor; None where a factorisation takes less time.
+        The steps; None where a factorisation takes less time.
     """
     needed, gained = math.acosh(2 / torch.finfo(dtype).eps), math.acosh(1 + 2 * alpha * M)
     if WORTH * needed > gained * M:
         return None
     n = max(1, math.ceil(needed / gained))
-    steps = tuple(1 / (1 + math.cos(math.pi * (2 * k + 1) / (4 * n)) ** 2 / (alpha * M)) for k in range(n))
-    return steps, torch.tensor(steps, dtype=dtype, device=device)
+    return tuple(1 / (1 + math.cos(math.pi * (2 * k + 1) / (4 * n)) ** 2 / (alpha * M)) for k in range(n))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fngd.nodes import DOUBLE_BACKWARD
-from fngd.operations import Convolution, Operation
+from fngd.operations import CONVOLVE, Convolution
 from fngd.scratch import Scratch
 from fngd.weighted import in_blocks, is_turned
 
@@ -23,13 +23,13 @@ CHANGED = (
 )
 
 
-def may_read_scaled(operation: Operation, x: Tensor, weight: Tensor, c: Tensor) -> bool:
+def may_read_scaled(operation: Convolution, x: Tensor, weight: Tensor, c: Tensor) -> bool:
     """Whether torch's own node can weight such a use, by reading a scaled input.
 
     A convolution's can, if it has no bias. Not if scaling the output's gradient is less work, or blocks or another
     layout are.
     """
-    if not isinstance(operation, Convolution) or x.device.type not in ("cpu", "cuda") or c.numel() == 1:
+    if x.device.type not in ("cpu", "cuda") or c.numel() == 1:
         return False
     return not (operation.shrinks(x, weight) or in_blocks(operation, x, weight) or is_turned(operation, x, weight))
 
@@ -42,20 +42,22 @@ def saving_is_free() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(_WHILE_TRACING) is None
 
 
-Reader = Callable[[tuple[Tensor, int]], Tensor]
-"""Given what a node has saved, with the version it had, makes of it what the node reads."""
+ByNode = Callable[[Tensor, Tensor], Tensor]
+"""A convolution without bias of some input with some weight."""
 
 
-def reader(c: Tensor, scratch: Scratch) -> Reader:
-    """What reads c ⊙ x in place of x: one for all inputs of a shape.
+def reads_scaled(operation: Convolution, c: Tensor, scratch: Scratch) -> ByNode:
+    """A convolution whose node reads c ⊙ x where it has saved x: for the weight's gradient alone.
 
     Args:
+        operation: The convolution.
         c: The samples' coefficients, shaped to broadcast against x.
         scratch: Where the scaled copy is put.
 
     Returns:
-        The reader.
+        Torch's own convolution, which sees to it that its node does.
     """
+    convolve, geometry = CONVOLVE[len(operation.stride)], operation.geometry
 
     def read(saved: tuple[Tensor, int]) -> Tensor:
         x, version = saved
@@ -63,25 +65,16 @@ def reader(c: Tensor, scratch: Scratch) -> Reader:
             raise RuntimeError(CHANGED)
         if torch.is_grad_enabled():
             raise RuntimeError(DOUBLE_BACKWARD)
-        return scratch.product(x, c)
+        return torch.mul(x, c, out=scratch.like(x))
 
-    return read
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        output = convolve(x, weight, None, *geometry)
+        node = output.grad_fn
+        if node is not None:
+            node._raw_saved_input.register_hooks(_with_version, read)  # type: ignore[attr-defined]
+        return output
 
-
-def reads_scaled(output: Tensor, read: Reader) -> Tensor:
-    """Let the node of a convolution without bias read c ⊙ x where it has saved x: for the weight's gradient alone.
-
-    Args:
-        output: Torch's own, with its node.
-        read: A reader.
-
-    Returns:
-        The same output.
-    """
-    node = output.grad_fn
-    if node is not None:
-        node._raw_saved_input.register_hooks(_with_version, read)  # type: ignore[attr-defined]
-    return output
+    return forward
 
 
 def _with_version(x: Tensor) -> tuple[Tensor, int]:

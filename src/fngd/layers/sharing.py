@@ -10,9 +10,9 @@ from torch import Tensor
 from fngd.autocast import cast_as_autocast
 from fngd.history import History
 from fngd.nodes import Weighted
-from fngd.operations import Operation, Samples, gram_dtype
+from fngd.operations import Convolution, Operation, Samples, gram_dtype
 from fngd.policies import Policy
-from fngd.saved import Reader, may_read_scaled, reader, reads_scaled, saving_is_free
+from fngd.saved import ByNode, may_read_scaled, reads_scaled, saving_is_free
 from fngd.scratch import Scratch
 from fngd.weighted import scaled
 
@@ -34,8 +34,8 @@ class Sharing:
         """One for each position in the batch, or one for all; None as long as no batch has been derived."""
         self._fits: int | None = None
         """The largest batch that `c` fits; None for any."""
-        self._spread: dict[Operation, tuple[Tensor, Reader | None]] = {}
-        """`c` in the shape of an operation's input, and how torch's own node reads that input, if it may."""
+        self._spread: dict[Operation, tuple[Tensor, ByNode | None]] = {}
+        """`c` in the shape of an operation's input, and the operation with torch's own node, if that can weight it."""
 
     def take(self, history: History, policy: Policy, *, scale_by_damping: bool) -> None:
         """Take c̃ from a history, if there is any.
@@ -63,9 +63,10 @@ class Sharing:
         """The operation, in a graph that returns gradients weighted by the coefficients."""
         if not weight.requires_grad and (bias is None or not bias.requires_grad):
             return operation.forward(x, weight, bias)
-        c, read = self._shaped(operation, x, weight, scratch)
-        if read is not None and bias is None and saving_is_free():
-            return reads_scaled(operation.forward(x, weight, None), read)
+        found = None if torch.compiler.is_dynamo_compiling() else self._spread.get(operation)
+        c, by_node = self._shaped(operation, x, weight, scratch) if found is None else found
+        if by_node is not None and bias is None and saving_is_free():
+            return by_node(x, weight)
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         x, weight, bias = cast_as_autocast(x, weight, bias)
@@ -74,16 +75,16 @@ class Sharing:
 
     def _shaped(
         self, operation: Operation, x: Tensor, weight: Tensor, scratch: Scratch
-    ) -> tuple[Tensor, Reader | None]:
-        """The coefficients in the shape of x, and how torch's own node reads x, if it may."""
-        if torch.compiler.is_dynamo_compiling():  # a graph looks nothing up: it would watch what it found
-            return self._coefficients(operation.samples, x), None
-        found = self._spread.get(operation)
-        if found is None:
-            c = self._coefficients(operation.samples, x)
-            read = reader(c, scratch) if may_read_scaled(operation, x, weight, c) else None
-            found = self._spread[operation] = c, read
-        return found
+    ) -> tuple[Tensor, ByNode | None]:
+        """What is to be kept in mind of an operation; in a graph nothing is, which would watch what it found."""
+        c = self._coefficients(operation.samples, x)
+        if torch.compiler.is_dynamo_compiling():
+            return c, None
+        by_node = None
+        if isinstance(operation, Convolution) and may_read_scaled(operation, x, weight, c):
+            by_node = reads_scaled(operation, c, scratch)
+        self._spread[operation] = c, by_node
+        return c, by_node
 
     def _coefficients(self, samples: Samples, x: Tensor) -> Tensor:
         """The coefficients for a batch, shaped like x; a single 1 if none were ever derived."""
