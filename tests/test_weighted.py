@@ -11,6 +11,7 @@ from torch import nn
 import fngd.weighted
 from fngd.nodes import Weighted
 from fngd.operations import Convolution, Linear, Samples
+from fngd.processor import convolves_channels_last
 from fngd.saved import may_read_scaled
 from fngd.scratch import Scratch
 from fngd.uses import Use
@@ -108,7 +109,7 @@ def test_what_is_turned_to_channels_last_is_weighted_as_in_float64(d_in, d_out, 
         patch.setattr(fngd.weighted, "LARGE", 0)
         if blocks:
             patch.setattr(fngd.weighted, "KEPT_BYTES", 4 * weight.nbytes)
-        assert is_turned(operation, x, weight)
+        assert is_turned(operation, x, weight) == convolves_channels_last()
         found = weighted_backward(Use(operation, x, z, weight), c, (True, True, bias), Scratch())
     assert torch.equal(found[0], gx)
     assert relative_error(found[1].double(), gw) <= 1e-6
@@ -122,8 +123,8 @@ def test_turned_are_large_inputs_of_few_channels_on_a_cpu():
     groups = Convolution(Samples(0, 4), (1, 1), (1, 1), (1, 1), groups=2)
     x, weight = torch.empty(4, 16, 128, 128), torch.empty(16, 16, 3, 3)
     assert x.nbytes == LARGE
-    assert is_turned(operation, x, weight)
-    assert not may_read_scaled(operation, x, weight, torch.ones(4))
+    assert is_turned(operation, x, weight) == convolves_channels_last()
+    assert may_read_scaled(operation, x, weight, torch.ones(4)) != convolves_channels_last()
     refused = [
         (operation, x[:3], weight),
         (operation, x.to("meta"), weight),
@@ -148,7 +149,7 @@ def test_a_convolution_whose_input_is_turned_has_a_node_of_ours():
     optimizer.step()
     optimizer.zero_grad()
     output = model(x)
-    assert type(output.grad_fn) is Weighted._backward_cls
+    assert (type(output.grad_fn) is Weighted._backward_cls) == convolves_channels_last()
     output.square().mean().backward()
     c = optimizer.coefficients[""]
     assert c.std() > 1e-4

@@ -1,8 +1,8 @@
-"""An input turned to channels last by a kernel of torch's that is quicker at it than its copy.
+"""Images turned to channels last, and back, by a kernel of torch's that is quicker at it than its copy.
 
 On a CPU torch copies from one layout to the other number by number. `native_channel_shuffle` transposes the matrix of
 groups × channels that a pixel holds, in the registers of the processor: seen as one pixel with all of its numbers, an
-image is such a matrix, of channels × pixels.
+image is such a matrix, of channels × pixels or of pixels × channels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,24 @@ shuffle: Callable[[Tensor, int], Tensor] = torch.ops.aten.native_channel_shuffle
 
 def turned(images: Tensor) -> Tensor:
     """A copy with the channels last: (n, channels, *space), contiguous, to the same shape with other strides."""
-    n, channels, *space = images.shape
-    entries = math.prod(images.shape[1:])
-    one_pixel = images.as_strided((n, entries, 1, 1), (entries, 1, entries, entries))
-    rows = shuffle(one_pixel, channels) if images.numel() else torch.empty_like(one_pixel)
+    return seen_as_turned(_transposed(images, images.shape[1]), images.shape)
+
+
+def turned_back(images: Tensor) -> Tensor:
+    """A contiguous copy of images whose channels are last."""
+    return _transposed(images, math.prod(images.shape[2:])).view(images.shape)
+
+
+def seen_as_turned(numbers: Tensor, shape: torch.Size) -> Tensor:
+    """Images with their channels last, (n, channels, *space), made of numbers in that order."""
+    _, channels, *space = shape
     strides = [channels * math.prod(space[axis + 1 :]) for axis in range(len(space))]
-    return rows.as_strided(images.shape, (entries, 1, *strides))
+    return numbers.as_strided(shape, (channels * math.prod(space), 1, *strides))
+
+
+def _transposed(images: Tensor, rows: int) -> Tensor:
+    """The numbers of each image, transposed: (n, entries), from rows × columns to columns × rows."""
+    n, entries = len(images), math.prod(images.shape[1:])
+    if images.numel() == 0:
+        return images.new_empty(n, entries)
+    return shuffle(images.as_strided((n, entries, 1, 1), (entries, 1, entries, entries)), rows).view(n, entries)

@@ -26,12 +26,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fngd.channels import seen_as_turned, turned, turned_back
+from fngd.processor import convolves_channels_last
 from fngd.products import summed_outer, varied_product
 from fngd.scratch import Scratch
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward.default
 unsafe_view: Callable[..., Tensor] = torch.ops.aten._unsafe_view.default
+
+TURNED = 1 << 20
+"""Bytes of an input whose gradient is worth a few calls more."""
 
 Needs = tuple[bool, bool, bool]
 """Whether the gradients of input, weight and bias are needed."""
@@ -224,6 +229,24 @@ class Convolution(Operation):
         return convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
+        if needs == (True, False, False) and self._comes_back_turned(z, x):
+            gx, _, _ = self._backward(turned(z), seen_as_turned(x, x.shape), weight, needs)
+            assert gx is not None
+            return gx if gx.is_contiguous() else turned_back(gx), None, None
+        return self._backward(z, x, weight, needs)
+
+    def _comes_back_turned(self, z: Tensor, x: Tensor) -> bool:
+        """Whether the kernel for the input's gradient takes and returns channels last, as that for strides does.
+
+        Torch hands it what lies otherwise, and turns back what it returns by its slow copy. It is the same kernel.
+        """
+        if torch.compiler.is_compiling() or x.dim() != 4 or len(x) == 1 or self.groups > 1:
+            return False
+        if max(self.stride) == 1 or max(self.dilation) > 1 or x.nbytes < TURNED or not convolves_channels_last():
+            return False
+        return x.is_cpu and z.dtype == x.dtype == torch.float32 and x.is_contiguous() and z.is_contiguous()
+
+    def _backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
         sizes, none, transposed = (len(weight),), (0,) * len(self.stride), False
         gradients: Gradients = convolution_backward(
             z, x, weight, sizes, self.stride, self.padding, self.dilation, transposed, none, self.groups, needs

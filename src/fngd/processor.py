@@ -94,8 +94,20 @@ ZEN5 = ZEN._replace(
 @cache
 def processor() -> Processor:
     """This one."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    known = _capabilities()
     if not str(known.get("cpu_name", "")).startswith("AMD"):
         return USUAL if is_exact() else USUAL._replace(squares=math.inf)
     zen5 = known.get("avx512_f") and known.get("avx_vnni") and not known.get("amx_tile")
     return ZEN5 if zen5 and is_exact() else ZEN
+
+
+@cache
+def convolves_channels_last() -> bool:
+    """Whether oneDNN has kernels of convolutions for channels last, as it has for vectors of 512 bits."""
+    return bool(_capabilities().get("avx512_f"))
+
+
+def _capabilities() -> dict[str, Any]:
+    """What torch tells of the processor."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return known

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fngd.channels import turned
 from fngd.operations import Convolution, Gradients, Needs, Operation, gram_dtype
+from fngd.processor import convolves_channels_last
 from fngd.scratch import KEPT_BYTES, Scratch
 from fngd.uses import Use
 
@@ -87,7 +88,8 @@ def is_turned(operation: Operation, x: Tensor, weight: Tensor) -> bool:
     d_out, d_in, *_ = weight.shape
     if operation.groups > 1 or not FEWEST <= min(d_in, d_out) <= max(d_in, d_out) <= MOST:
         return False
-    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() and weight.is_contiguous()
+    usual = x.is_cpu and x.dtype == torch.float32 and convolves_channels_last()
+    return usual and x.is_contiguous() and weight.is_contiguous()
 
 
 def _weight_in_blocks(use: Use, c: Tensor, scratch: Scratch, *, by_input: bool) -> Tensor:
