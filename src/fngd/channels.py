@@ -34,8 +34,7 @@ def seen_as_turned(numbers: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _transposed(images: Tensor, rows: int) -> Tensor:
-    """The numbers of each image, transposed: (n, entries), from rows × columns to columns × rows."""
+    """The numbers of each image, transposed from rows × columns to columns × rows: (n, entries, 1, 1)."""
     n, entries = len(images), math.prod(images.shape[1:])
-    if images.numel() == 0:
-        return images.new_empty(n, entries)
-    return shuffle(images.as_strided((n, entries, 1, 1), (entries, 1, entries, entries)), rows).view(n, entries)
+    one_pixel = images.as_strided((n, entries, 1, 1), (entries, 1, entries, entries))
+    return shuffle(one_pixel, rows) if images.numel() else one_pixel.clone()
