@@ -115,15 +115,15 @@ def _square(U: Tensor) -> Tensor:
         return _wide_product(U, U)
     K = U.new_empty(M, math.ceil(M / MANY) * MANY)[:, :M]  # the distance of rows is one for batches of most sizes
     for columns in blocks(M, speed.columns):
-        _wide_product(U[columns.start :], U[columns], K[columns.start :, columns], varied=many_shapes)
+        _wide_product(U[columns.start :], U[columns], K[columns.start :, columns])
     return mirrored(K)
 
 
-def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None, *, varied: bool = True) -> Tensor:
-    """The inner products of few long rows with as many or fewer, whose numbers may be others each time."""
+def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The inner products of few long rows with as many or fewer."""
     speed = processor()
     if _suits_onednn(a, b.T):
-        return varied_product(a, b, out) if varied else product(a, b, out)
+        return varied_product(a, b, out)
     if len(a) % USUAL_ROWS == 0 and len(a) * b.numel() >= speed.squares and _may_be_onednns(a):
         with ByOneDNN():
             return torch.mm(a, b.T, out=out)
