@@ -2,8 +2,8 @@ r"""Stage 4: the backward pass that returns the weighted gradient, Σ_m c_m u_m 
 
 `weighted_backward` scales the samples of x or of z by c, whichever is less work, and then calls the kernel that torch
 itself would call, or a quicker one: O(MD) extra work (`\cref{tab:time}`); on a CPU, large ones a few samples at a time.
-The input's gradient is as torch computes it, and comes last: the next node reads it. `nodes` puts it into the graph,
-`saved` does without a node of ours where torch's own can do it.
+The input's gradient is as torch computes it. `nodes` puts it into the graph, `saved` does without a node of ours where
+torch's own can do it.
 
 A convolution's kernel reads x and z in an order of its own, and torch puts them in order first. For few channels that
 order is channels last, or the kernel for it is quicker: there `channels.turned`, scaled where it lies, takes the place
@@ -26,8 +26,8 @@ from fngd.uses import Use
 FEWEST, MOST = 8, 24
 """Channels, of the input and of the output, with which the kernel for channels last is the quicker one."""
 LARGE = 4 << 20
-"""Bytes of an input that no cache of a core holds: to turn it is worth a node of ours, and one gradient comes after the
-other, so that what was read last is read first."""
+"""Bytes of an input that no cache of a core holds: to turn it is worth a node of ours, and the order of the two
+gradients matters."""
 
 
 def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gradients:
@@ -56,18 +56,30 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
         c = c.flatten()
         return gx, None if gw is None else gw.mul_(c), None if gb is None else gb.mul_(c)
     by_input = 2 * x.numel() + needs_bias * z.numel() <= 2 * z.numel()
-    blocks = in_blocks(operation, x if by_input else z, weight)
-    if by_input and not blocks and x.nbytes < LARGE:
+    blocks, weight_first = in_blocks(operation, x if by_input else z, weight), goes_first(x, weight)
+    if by_input and not blocks and not weight_first:
         gx, gw, _ = operation.backward(z, scratch.product(x, c), weight, (needs_x, True, False))
         return gx, gw, weighted_bias(use, c) if needs_bias else None
+    gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x and not weight_first else None
     if blocks:
         gw, gb = _weight_in_blocks(use, c, scratch, by_input=by_input), weighted_bias(use, c) if needs_bias else None
     elif by_input:
         gw, gb = _weight(use, c, scratch, by_input=True), weighted_bias(use, c) if needs_bias else None
     else:
         _, gw, gb = operation.backward(scratch.product(z, c), x, weight, (False, True, needs_bias))
-    gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x else None
+    if needs_x and weight_first:
+        gx = operation.backward(z, x, weight, (True, False, False))[0]
     return gx, gw, gb
+
+
+def goes_first(x: Tensor, weight: Tensor) -> bool:
+    """Whether the weight's gradient is made before the input's: it is to be held meanwhile, so not if it is larger.
+
+    Where x is large z is still in the caches then, and the next node finds in them what it reads.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return x.nbytes >= max(LARGE, weight.nbytes)
 
 
 def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
