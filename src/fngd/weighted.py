@@ -7,7 +7,7 @@ torch's own can do it.
 
 A convolution's kernel reads x and z in an order of its own, and torch puts them in order first. For few channels that
 order is channels last, or the kernel for it is quicker: there `channels.turned`, scaled where it lies, takes the place
-of both the scaled copy and torch's. On ResNet-32 the weighted gradient takes no longer than SGD's then.
+of both the scaled copy and torch's. On ResNet-32 the weighted gradient takes about as long as SGD's then.
 """
 
 from __future__ import annotations
