@@ -240,11 +240,15 @@ class Convolution(Operation):
 
         Torch hands it what lies otherwise, and turns back what it returns by its slow copy. It is the same kernel.
         """
-        if torch.compiler.is_compiling() or x.dim() != 4 or len(x) == 1 or self.groups > 1:
+        if max(self.stride) == 1 or max(self.dilation) > 1 or not self.may_be_turned(z, x):
             return False
-        if max(self.stride) == 1 or max(self.dilation) > 1 or x.nbytes < TURNED or not convolves_channels_last():
+        return len(x) > 1 and x.nbytes >= TURNED
+
+    def may_be_turned(self, *images: Tensor) -> bool:
+        """Whether oneDNN convolves such images with their channels last too, and they are not so already."""
+        if torch.compiler.is_compiling() or self.groups > 1 or not convolves_channels_last():
             return False
-        return x.is_cpu and z.dtype == x.dtype == torch.float32 and x.is_contiguous() and z.is_contiguous()
+        return all(t.is_cpu and t.dtype == torch.float32 and t.dim() == 4 and t.is_contiguous() for t in images)
 
     def _backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
         sizes, none, transposed = (len(weight),), (0,) * len(self.stride), False

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fngd.channels import turned
 from fngd.operations import Convolution, Gradients, Needs, Operation, gram_dtype
-from fngd.processor import convolves_channels_last
 from fngd.scratch import KEPT_BYTES, Scratch
 from fngd.uses import Use
 
@@ -61,10 +60,9 @@ def weighted_backward(use: Use, c: Tensor, needs: Needs, scratch: Scratch) -> Gr
         gx, gw, _ = operation.backward(z, scratch.product(x, c), weight, (needs_x, True, False))
         return gx, gw, weighted_bias(use, c) if needs_bias else None
     gx = operation.backward(z, x, weight, (True, False, False))[0] if needs_x and not weight_first else None
-    if blocks:
-        gw, gb = _weight_in_blocks(use, c, scratch, by_input=by_input), weighted_bias(use, c) if needs_bias else None
-    elif by_input:
-        gw, gb = _weight(use, c, scratch, by_input=True), weighted_bias(use, c) if needs_bias else None
+    if by_input or blocks:
+        gw = (_weight_in_blocks if blocks else _weight)(use, c, scratch, by_input=by_input)
+        gb = weighted_bias(use, c) if needs_bias else None
     else:
         _, gw, gb = operation.backward(scratch.product(z, c), x, weight, (False, True, needs_bias))
     if needs_x and weight_first:
@@ -95,13 +93,10 @@ def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
 
 def is_turned(operation: Operation, x: Tensor, weight: Tensor) -> bool:
     """Whether x and z are turned to channels last for the weight's gradient: on a CPU, where that is less work."""
-    if torch.compiler.is_compiling() or x.nbytes < LARGE or x.dim() != 4 or not isinstance(operation, Convolution):
+    if not isinstance(operation, Convolution) or not operation.may_be_turned(x) or x.nbytes < LARGE:
         return False
     d_out, d_in, *_ = weight.shape
-    if operation.groups > 1 or not FEWEST <= min(d_in, d_out) <= max(d_in, d_out) <= MOST:
-        return False
-    usual = x.is_cpu and x.dtype == torch.float32 and convolves_channels_last()
-    return usual and x.is_contiguous() and weight.is_contiguous()
+    return FEWEST <= min(d_in, d_out) <= max(d_in, d_out) <= MOST and weight.is_contiguous()
 
 
 def _weight_in_blocks(use: Use, c: Tensor, scratch: Scratch, *, by_input: bool) -> Tensor:
