@@ -140,7 +140,8 @@ def test_batches_of_any_size_are_few_shapes_to_onednn(by_onednn):
     with ShapesOfOneDNN() as shapes:
         for M in range(1, 200):
             square(torch.zeros(M, 10**4))
-    halves, whole = 8 + 1, 4 + 2 + 2  # 1 to 128 rows with 32, 16 with 16; 16 to 128 with themselves, 48 and 80 in two
+    halves = 8 + 1 + 1 + 2  # 1 to 128 rows with 64; 16 and 32 with themselves, 48 in two
+    whole = 4 + 2 + 2  # 16 to 128 with themselves, 48 and 80 in two
     assert len(shapes.met) == halves + whole
 
 

@@ -8,12 +8,10 @@ image is such a matrix, of channels × pixels or of pixels × channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-shuffle: Callable[[Tensor, int], Tensor] = torch.ops.aten.native_channel_shuffle.default
 
 
 def turned(images: Tensor) -> Tensor:
@@ -28,13 +26,18 @@ def turned_back(images: Tensor) -> Tensor:
 
 def seen_as_turned(numbers: Tensor, shape: torch.Size) -> Tensor:
     """Images with their channels last, (n, channels, *space), made of numbers in that order."""
+    return numbers.as_strided(shape, _channels_last(shape))
+
+
+@lru_cache(maxsize=4096)  # between large kernels, to look it up costs less than to work it out again
+def _channels_last(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of contiguous images with their channels last."""
     _, channels, *space = shape
-    strides = [channels * math.prod(space[axis + 1 :]) for axis in range(len(space))]
-    return numbers.as_strided(shape, (channels * math.prod(space), 1, *strides))
+    return channels * math.prod(space), 1, *(channels * math.prod(space[axis + 1 :]) for axis in range(len(space)))
 
 
 def _transposed(images: Tensor, rows: int) -> Tensor:
     """The numbers of each image, transposed from rows × columns to columns × rows: (n, entries, 1, 1)."""
-    n, entries = len(images), math.prod(images.shape[1:])
+    n, entries = images.shape[0], math.prod(images.shape[1:])
     one_pixel = images.as_strided((n, entries, 1, 1), (entries, 1, entries, entries))
-    return shuffle(one_pixel, rows) if images.numel() else one_pixel.clone()
+    return torch.native_channel_shuffle(one_pixel, rows) if n and entries else one_pixel.clone()

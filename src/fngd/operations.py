@@ -240,18 +240,18 @@ class Convolution(Operation):
 
         Torch hands it what lies otherwise, and turns back what it returns by its slow copy. It is the same kernel.
         """
-        if max(self.stride) == 1 or max(self.dilation) > 1 or not self.may_be_turned(z, x):
+        if max(self.stride) == 1 or max(self.dilation) > 1 or not (self.may_be_turned(z) and self.may_be_turned(x)):
             return False
-        return len(x) > 1 and x.nbytes >= TURNED
+        return x.shape[0] > 1 and x.nbytes >= TURNED
 
-    def may_be_turned(self, *images: Tensor) -> bool:
+    def may_be_turned(self, images: Tensor) -> bool:
         """Whether oneDNN convolves such images with their channels last too, and they are not so already."""
-        if torch.compiler.is_compiling() or self.groups > 1 or not convolves_channels_last():
+        if torch.compiler.is_compiling() or self.groups > 1 or images.dim() != 4 or not convolves_channels_last():
             return False
-        return all(t.is_cpu and t.dtype == torch.float32 and t.dim() == 4 and t.is_contiguous() for t in images)
+        return images.dtype == torch.float32 and images.is_cpu and images.is_contiguous()
 
     def _backward(self, z: Tensor, x: Tensor, weight: Tensor, needs: Needs) -> Gradients:
-        sizes, none, transposed = (len(weight),), (0,) * len(self.stride), False
+        sizes, none, transposed = weight.shape[:1], (0,) * len(self.stride), False
         gradients: Gradients = convolution_backward(
             z, x, weight, sizes, self.stride, self.padding, self.dilation, transposed, none, self.groups, needs
         )

@@ -75,7 +75,6 @@ USUAL = Processor(  # products and squares as on Intel's Cascade Lake, the rest 
 ZEN = USUAL._replace(squares=math.inf, parts=4, whole=2**26, product=200e9, square=185e9)
 ZEN5 = ZEN._replace(
     onednn=True,
-    columns=32,
     whole=2**28,
     product=430e9,
     batched=440e9,

@@ -39,10 +39,12 @@ def blocks(total: int, size: int) -> Iterator[slice]:
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The product a b, in its place if it has one: (*, n, k), (*, k, m) → (*, n, m)."""
-    if not _suits_onednn(a, b):
-        return torch.matmul(a, b, out=out)
-    if a.dim() > 2 and len(a) == 1:  # a batch of one is slower than none
-        return multiply(a[0], b[0], None if out is None else out[0]).unsqueeze(0)
+    return _by_onednn(a, b, out) if _suits_onednn(a, b) else torch.matmul(a, b, out=out)
+
+
+def _by_onednn(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    if a.dim() > 2 and a.shape[0] == 1:  # a batch of one is slower than none
+        return _by_onednn(a[0], b[0], None if out is None else out[0]).unsqueeze(0)
     with ByOneDNN():
         return torch.matmul(a, b, out=out)
 
@@ -54,13 +56,20 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 def varied_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The same where n is another number each time, and m may be."""
-    if b.shape[-2] % EVEN or not _suits_onednn(a, b.mT):
-        return torch.matmul(a, b.mT, out=out)
-    if a.shape[-2].bit_count() == 1 and a.shape[-2] <= MANY:
-        return product(a, b, out)
-    found = a.new_empty(*a.shape[:-1], b.shape[-2]) if out is None else out
-    for rows in _powers_of_two(a.shape[-2], MANY):
-        product(a[..., rows, :], b, found[..., rows, :])
+    other = b.mT
+    return _varied_by_onednn(a, other, out) if _suits_onednn(a, other) else torch.matmul(a, other, out=out)
+
+
+def _varied_by_onednn(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """The product a b where the rows of a, and the columns of b, are another number each time."""
+    n, m = a.shape[-2], b.shape[-1]
+    if m % EVEN:
+        return torch.matmul(a, b, out=out)
+    if n.bit_count() == 1 and n <= MANY:
+        return _by_onednn(a, b, out)
+    found = a.new_empty(*a.shape[:-1], m) if out is None else out
+    for rows in _powers_of_two(n, MANY):
+        multiply(a[..., rows, :], b, found[..., rows, :])
     return found
 
 
@@ -109,27 +118,28 @@ def square(U: Tensor, total: Tensor | None = None) -> Tensor:
 
 
 def _square(U: Tensor) -> Tensor:
-    M, speed = len(U), processor()
+    M, speed = U.shape[0], processor()
     many_shapes = speed.onednn and M.bit_count() != 1
     if U.device.type != "cpu" or M * U.numel() <= (SMALL if many_shapes else speed.whole):
         return _wide_product(U, U)
     K = U.new_empty(M, math.ceil(M / MANY) * MANY)[:, :M]  # the distance of rows is one for batches of most sizes
     for columns in blocks(M, speed.columns):
+        below = slice(columns.stop, M)
         _wide_product(U[columns.start :], U[columns], K[columns.start :, columns])
-    return mirrored(K)
+        K[columns, below] = K[below, columns].T
+    return K
 
 
 def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The inner products of few long rows with as many or fewer."""
-    speed = processor()
-    if _suits_onednn(a, b.T):
-        return varied_product(a, b, out)
-    if len(a) % USUAL_ROWS == 0 and len(a) * b.numel() >= speed.squares and _may_be_onednns(a):
-        with ByOneDNN():
-            return torch.mm(a, b.T, out=out)
+    speed, other = processor(), b.T
+    if _suits_onednn(a, other):
+        return _varied_by_onednn(a, other, out)
+    if a.shape[0] % USUAL_ROWS == 0 and a.shape[0] * b.numel() >= speed.squares and _may_be_onednns(a):
+        return _by_onednn(a, other, out)
     parts = math.gcd(speed.parts, a.shape[1])
     if parts == 1 or a.device.type != "cpu":
-        return torch.mm(a, b.T, out=out)
+        return torch.mm(a, other, out=out)
     side_by_side = product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b)))
     return torch.sum(side_by_side, 0, out=out)
 

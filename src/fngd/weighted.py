@@ -75,9 +75,7 @@ def goes_first(x: Tensor, weight: Tensor) -> bool:
 
     Where x is large z is still in the caches then, and the next node finds in them what it reads.
     """
-    if torch.compiler.is_compiling():
-        return False
-    return x.nbytes >= max(LARGE, weight.nbytes)
+    return not torch.compiler.is_compiling() and x.nbytes >= LARGE and x.nbytes >= weight.nbytes
 
 
 def in_blocks(operation: Operation, scaled: Tensor, weight: Tensor) -> bool:
@@ -96,7 +94,7 @@ def is_turned(operation: Operation, x: Tensor, weight: Tensor) -> bool:
     if not isinstance(operation, Convolution) or not operation.may_be_turned(x) or x.nbytes < LARGE:
         return False
     d_out, d_in, *_ = weight.shape
-    return FEWEST <= min(d_in, d_out) <= max(d_in, d_out) <= MOST and weight.is_contiguous()
+    return FEWEST <= d_in <= MOST and FEWEST <= d_out <= MOST and weight.is_contiguous()
 
 
 def _weight_in_blocks(use: Use, c: Tensor, scratch: Scratch, *, by_input: bool) -> Tensor:
