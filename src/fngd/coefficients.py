@@ -56,10 +56,10 @@ def solve(K: Tensor, rhs: Tensor, alpha: float, damping: Number | None = None) -
     Returns:
         The coefficients; the right-hand side in their place where they are not valid.
     """
-    norm = plain(torch.linalg.vector_norm(K))
+    M, norm = K.shape[0], plain(torch.linalg.vector_norm(K))
     lam = alpha * norm if damping is None else damping
-    divisor = at_least(torch.finfo(K.dtype).tiny, lam * len(K))
-    steps = richardson_steps(len(K), alpha, K.dtype) if damping is None else None
+    divisor = at_least(torch.finfo(K.dtype).tiny, lam * M)
+    steps = richardson_steps(M, alpha, K.dtype) if damping is None else None
     c, solved = factorised(K / divisor, rhs) if steps is None else (iterated(K, divisor, rhs, steps), True)
     valid = (norm < torch.inf) & solved
     return Solution(chosen(valid, c, rhs), valid, norm, lam)

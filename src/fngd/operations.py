@@ -326,9 +326,9 @@ class Convolution(Operation):
         A batch of M images is one image of M groups of channels, whose weights are the samples' own. Only where every
         image is a sample.
         """
-        M, groups, transposed = len(x), len(x) * self.groups, False
-        one = weight[:1].expand(M * len(weight), *weight.shape[1:])
-        flat_z, flat_x = (t.reshape(1, M * t.shape[1], *t.shape[2:]) for t in (z, x))
+        M, groups, transposed = x.shape[0], x.shape[0] * self.groups, False
+        one = weight[:1].expand(M * weight.shape[0], *weight.shape[1:])
+        flat_z, flat_x = z.reshape(1, -1, *z.shape[2:]), x.reshape(1, -1, *x.shape[2:])
         none, needs = (0,) * len(self.stride), (False, True, False)
         gradient: Tensor = convolution_backward(
             flat_z, flat_x, one, None, self.stride, self.padding, self.dilation, transposed, none, groups, needs

@@ -189,10 +189,10 @@ class Layer:
         scale_by_damping = self.run.settings.scale_by_damping
         self.sharing.take(self.history, self.run.policy, scale_by_damping=scale_by_damping)
 
-    def part(self, t: Tensor) -> Part | None:
+    def part(self, t: Tensor, parameters: Sequence[nn.Parameter] | None = None) -> Part | None:
         """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
         try:
-            return part_of(t, self.parameters)
+            return part_of(t, self.parameters if parameters is None else parameters)
         except LookupError as error:
             raise RuntimeError(
                 f"fngd: the rule of layer {self.name!r} must pass the module's own parameters, but {error}"
@@ -200,10 +200,11 @@ class Layer:
 
     def _derive(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation, in a graph that derives the coefficients on its way back."""
-        label = Label(self.part(weight), None if bias is None else self.part(bias))
+        parameters = self.parameters
+        label = Label(self.part(weight, parameters), None if bias is None else self.part(bias, parameters))
         if label == (None, None):
             return operation.forward(x, weight, bias)
-        token, notes = self._noted()
+        token, notes = self._noted(parameters)
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         x, weight, bias = cast_as_autocast(x, weight, bias)
         output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
@@ -224,7 +225,7 @@ class Layer:
             token = compiled.join(self.number, *self.parameters)
         return compiled.use(compiled.static(operation), token, x, weight, bias)
 
-    def _noted(self) -> tuple[Tensor, Notes]:
+    def _noted(self, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Notes]:
         """The token and the notes that all uses of the layer in this forward pass share."""
         if self.run.outside and not self.run.strayed:
             self.run.strayed = True
@@ -240,7 +241,6 @@ class Layer:
             )
         if token is None or notes is None or notes.finished:
             self._claim("eager")
-            parameters = self.parameters
             notes = Notes(partial(self.finish, parameters))
             token = Join.apply(notes, *parameters)  # type: ignore[no-untyped-call]
             opened[self] = (token, notes)

@@ -119,9 +119,9 @@ def _solved(
     uses: Uses, settings: Settings, budget: Budget, scratch: Scratch, scale: Tensor | None, rhs: Tensor | None
 ) -> Solved:
     K, at_hand = layer_gram(uses, scale, scratch, budget, settings.gram_route)
-    unit = true_unit(scale, len(K), settings)
+    unit = true_unit(scale, K.shape[0], settings)
     given = None if settings.damping is None else over(settings.damping, unit * unit)
-    solution = solve(K, K.new_ones(len(K)) if rhs is None else rhs, settings.alpha, given)
+    solution = solve(K, K.new_ones(K.shape[0]) if rhs is None else rhs, settings.alpha, given)
     return Solved(K, solution, unit, at_hand, scale)
 
 

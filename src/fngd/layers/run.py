@@ -175,9 +175,9 @@ class Run:
         if not self.deriving and not self.keeps:
             self.scratch.trim()
 
-    def hold(self, *activations: Tensor) -> None:
+    def hold(self, x: Tensor, output: Tensor) -> None:
         """A layer that derives has taken and returned these."""
-        self._held += sum(t.nbytes for t in activations)
+        self._held += x.nbytes + output.nbytes
 
     @property
     def budget(self) -> Budget:

@@ -15,9 +15,10 @@ from fngd.uses import Gram, Use
 
 def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K, a block of output features at a time."""
-    use, K = uses[0], None
-    for features in blocks(len(use.weight), plan.block):
-        U = _gradients(use, features, scale, plan.samples, scratch)
+    use, K, outputs = uses[0], None, uses[0].weight.shape[0]
+    for features in blocks(outputs, plan.block):
+        some = use if plan.block >= outputs else use._replace(z=use.z[:, features], weight=use.weight[features])
+        U = _gradients(some, scale, plan.samples, scratch)
         K = square(U, K)
     assert K is not None
     if not plan.kept:
@@ -25,14 +26,14 @@ def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, 
     return Gram(K, lambda c: weighted_sum(c, U.view(shape.M, -1, shape.d_in)).view(use.weight.shape))
 
 
-def _gradients(use: Use, features: slice, scale: Tensor | None, at_once: int, scratch: Scratch) -> Tensor:
-    """The samples' gradients of some output features, divided by the scale: (M, entries).
+def _gradients(use: Use, scale: Tensor | None, at_once: int, scratch: Scratch) -> Tensor:
+    """The samples' gradients, divided by the scale: (M, entries).
 
     The kernel's results are memory of its own, fresh each time, so they are taken for a few samples at once.
     """
-    operation, x, z, weight = use._replace(z=use.z[:, features], weight=use.weight[features])
+    operation, x, z, weight = use
     assert isinstance(operation, Convolution)
-    M, entries = len(x), weight.numel()
+    M, entries = x.shape[0], weight.numel()
     if at_once >= M and scale is None:
         return operation.sample_gradients(z, x, weight).flatten(1)
     U = scratch.take("U", (M, entries), z.dtype, z.device)

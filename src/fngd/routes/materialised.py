@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
     def inputs(self, features: slice, samples: slice) -> Tensor:
         """Some input features of some samples, (m, G, T, features)."""
-        repeats = len(self.readable) // len(self.z)
+        repeats = self.readable.shape[0] // self.z.shape[0]
         rows = self.readable[samples.start * repeats : samples.stop * repeats]
         return self.use.operation.inputs(rows, features, self.scratch)
 
