@@ -471,3 +471,17 @@ def test_images_that_come_alone_are_remembered_once():
         optimizer.step()
     assert len(layer._operations) == 1
     assert len(layer.sharing._spread) == 1
+
+
+@pytest.mark.parametrize("policy", [fngd.Fresh(), fngd.Shared(1), fngd.FromHead()], ids=["fresh", "shared", "head"])
+def test_functorch_is_refused_rather_than_given_wrong_gradients(policy):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(27, 2))
+    optimizer, x = fngd.FNGD(model, lr=0.1, policy=policy), torch.randn(4, 2, 5, 5)
+    model(x).square().mean().backward()
+    optimizer.step()
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(loss)(dict(model.named_parameters()))

@@ -41,6 +41,24 @@ def is_to_run(node: Any) -> bool:
     return torch._C._will_engine_execute_node(node)
 
 
+def put(node: type[torch.autograd.Function], *args: Any) -> Any:
+    """What `node.apply` does, without its Python, which looks for wrappers of functorch: between large kernels 25 µs.
+
+    Functorch cannot transform these nodes, and says so the usual way; torch.compile knows the usual way only.
+
+    Args:
+        node: The kind of node to put into the graph.
+        args: Of its `forward`.
+
+    Returns:
+        What `forward` returns.
+    """
+    if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+        return node.apply(*args)
+    without_functorch: Any = super(torch.autograd.Function, node)
+    return without_functorch.apply(*args)
+
+
 DOUBLE_BACKWARD = (
     "fngd: double backward (create_graph=True) through a preconditioned layer is not supported: the weighted gradient "
     "is not the derivative of the loss. Call detach() on the optimizer, or exclude the layer"

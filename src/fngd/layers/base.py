@@ -23,7 +23,7 @@ from fngd.layers.parts import Label, Part, check_whole, part_of
 from fngd.layers.registry import Place, parameters_at
 from fngd.layers.run import Run
 from fngd.layers.sharing import Sharing
-from fngd.nodes import Deriving, Join, Notes
+from fngd.nodes import Deriving, Join, Notes, put
 from fngd.operations import Convolution, Linear, Operation, Samples
 
 MOST_SHAPES = 64
@@ -207,7 +207,7 @@ class Layer:
         token, notes = self._noted(parameters)
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         x, weight, bias = cast_as_autocast(x, weight, bias)
-        output: Tensor = Deriving.apply(operation, notes, label, x, token, weight, bias)  # type: ignore[no-untyped-call]
+        output: Tensor = put(Deriving, operation, notes, label, x, token, weight, bias)
         self.run.hold(x, output)
         return output
 
@@ -242,7 +242,7 @@ class Layer:
         if token is None or notes is None or notes.finished:
             self._claim("eager")
             notes = Notes(partial(self.finish, parameters))
-            token = Join.apply(notes, *parameters)  # type: ignore[no-untyped-call]
+            token = put(Join, notes, *parameters)
             opened[self] = (token, notes)
         return token, notes
 

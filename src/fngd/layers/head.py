@@ -27,7 +27,7 @@ from fngd.layers.derivation import solved
 from fngd.layers.parts import Label, Part
 from fngd.layers.registry import Place
 from fngd.layers.run import Run
-from fngd.nodes import DOUBLE_BACKWARD
+from fngd.nodes import DOUBLE_BACKWARD, put
 from fngd.operations import Gradients, Needs, Operation, Samples
 from fngd.plain import chosen, plain
 from fngd.uses import Use
@@ -88,7 +88,7 @@ class Head(Layer):
         x, weight, bias = cast_as_autocast(x, weight, bias)
         if torch.compiler.is_dynamo_compiling():
             return scaling(self.number, compiled.static(operation), x, weight, bias)
-        output: Tensor = Scaling.apply(operation, self, x, weight, bias)  # type: ignore[no-untyped-call]
+        output: Tensor = put(Scaling, operation, self, x, weight, bias)
         return output
 
     def misfit(self, message: str, otherwise: Samples) -> Samples:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fngd.autocast import cast_as_autocast
 from fngd.history import History
-from fngd.nodes import Weighted
+from fngd.nodes import Weighted, put
 from fngd.operations import Convolution, Operation, Samples, gram_dtype
 from fngd.policies import Policy
 from fngd.saved import ByNode, may_read_scaled, reads_scaled, saving_is_free
@@ -70,7 +70,7 @@ class Sharing:
         if c.numel() == 1 and weight.numel() <= SMALL and weight.dtype == c.dtype:
             return operation.forward(x, scaled(weight, c), None if bias is None else scaled(bias, c))
         x, weight, bias = cast_as_autocast(x, weight, bias)
-        output: Tensor = Weighted.apply(operation, scratch, x, weight, bias, c)  # type: ignore[no-untyped-call]
+        output: Tensor = put(Weighted, operation, scratch, x, weight, bias, c)
         return output
 
     def _shaped(
