@@ -191,8 +191,9 @@ class Run:
         return self._budget
 
     def _share(self) -> Budget:
-        weights = sum(p.nbytes for layer in self.layers for p in layer.parameters)
-        return share_of(self._held + 3 * weights if self._held else 0)
+        if not self._held:
+            return share_of(0)
+        return share_of(self._held + 3 * sum(p.nbytes for layer in self.layers for p in layer.parameters))
 
     def prepare(self, step: int) -> bool:
         """Get ready for step number `step`.
