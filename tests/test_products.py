@@ -85,11 +85,13 @@ def test_each_sample_has_its_product_in_its_place(on_any_processor, samples, p, 
         assert (place[samples] == 7).all()
 
 
-@drawn(M=140, entries=200)
+@drawn(M=300, entries=200)
 def test_a_square_is_a_product_with_itself(on_any_processor, M, entries):
     torch.manual_seed(0)
     U = torch.randn(M, entries)
-    assert relative_error(square(U).double(), U.double() @ U.double().T) <= FLOAT32
+    K = square(U)
+    assert relative_error(K.double(), U.double() @ U.double().T) <= FLOAT32
+    assert K.is_contiguous()
 
 
 @drawn(M=20, parts=7, entries=50)
@@ -140,8 +142,7 @@ def test_batches_of_any_size_are_few_shapes_to_onednn(by_onednn):
     with ShapesOfOneDNN() as shapes:
         for M in range(1, 200):
             square(torch.zeros(M, 10**4))
-    halves = 8 + 1 + 1 + 2  # 1 to 128 rows with 64; 16 and 32 with themselves, 48 in two
-    whole = 4 + 2 + 2  # 16 to 128 with themselves, 48 and 80 in two
+    halves, whole = 8 + 1, 4 + 2 + 2  # 1 to 128 rows with 32, 16 with 16; 16 to 128 with themselves, 48 and 80 in two
     assert len(shapes.met) == halves + whole
 
 

@@ -126,7 +126,7 @@ class Recorder(Layer):
 
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
-        self.called, part = True, self.part(weight)
+        self.called, part = True, self.part(weight, self.parameters)
         x, weight, bias = cast_as_autocast(x, weight, bias)
         output = operation.forward(x, weight, bias)
         self.run.hold(x, output)

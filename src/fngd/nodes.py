@@ -7,7 +7,7 @@ before the last use is through. `Deriving` therefore only notes down x and z; `J
 parameters, is run by the autograd engine when no further use can come, and returns all gradients at once.
 The last use that the forward pass has made need not wait for that: where `goes_first` says so, all gradients are made
 with it, before its input's. On ResNet-32 a deriving step takes a percent less by that order.
-All leave the forward and the input gradient as torch computes them.
+All leave the forward and the input gradient as torch computes them. `put` makes nodes of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def is_to_run(node: Any) -> bool:
 
 
 def put(node: type[torch.autograd.Function], *args: Any) -> Any:
-    """What `node.apply` does, without its Python, which looks for wrappers of functorch: between large kernels 25 µs.
+    """What `node.apply` does, without its Python, which is there for functorch: between large kernels 25 µs.
 
-    Functorch cannot transform these nodes, and says so the usual way; torch.compile knows the usual way only.
+    Functorch cannot transform these nodes, and says so the usual way; torch.compile knows the usual way only. Left out
+    is what takes wrappers off tensors that have outlived the transform which made them.
 
     Args:
         node: The kind of node to put into the graph.

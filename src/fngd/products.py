@@ -2,9 +2,9 @@
 
 OneDNN keeps the better part of a megabyte of code for each shape that it meets, distances of rows and of matrices
 included. Where a size is another number each time, as for sequences, it is cut into powers of two.
-Torch has no product that makes one half of a symmetric matrix: `square` makes a few columns at a time, each from
-the diagonal on, where that is less work. U is short and wide: on AMD's processors MKL is quicker if its products are
-cut into parts of U, spread over the cores.
+Torch has no product that makes one half of a symmetric matrix: where that is less work, `square` makes a few columns
+at a time, each from the diagonal on, and copies what lies below it to the other side. U is short and wide: on AMD's
+processors MKL is quicker if its products are cut into parts of U, spread over the cores.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ EVEN = 16
 """What the second number of rows is a multiple of, for oneDNN: others are rare, and each would be a new shape."""
 MANY = 256
 """Rows that are multiplied at once where their number varies: more are no quicker, and would be more shapes."""
+VARIED_COLUMNS = 32
+"""Columns of U Uᵀ that oneDNN makes together for batches of any size; the few that are left over are not its own."""
 USUAL_ROWS = 32
 """What the rows of usual batches are a multiple of, for oneDNN where it makes nothing but U Uᵀ."""
 WORTH = 64
@@ -61,7 +63,7 @@ def varied_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _varied_by_onednn(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    """The product a b where the rows of a, and the columns of b, are another number each time."""
+    """The product a b where the rows of a are another number each time, and the columns of b may be."""
     n, m = a.shape[-2], b.shape[-1]
     if m % EVEN:
         return torch.matmul(a, b, out=out)
@@ -122,12 +124,13 @@ def _square(U: Tensor) -> Tensor:
     many_shapes = speed.onednn and M.bit_count() != 1
     if U.device.type != "cpu" or M * U.numel() <= (SMALL if many_shapes else speed.whole):
         return _wide_product(U, U)
-    K = U.new_empty(M, math.ceil(M / MANY) * MANY)[:, :M]  # the distance of rows is one for batches of most sizes
-    for columns in blocks(M, speed.columns):
-        below = slice(columns.stop, M)
+    distance = math.ceil(M / MANY) * MANY if many_shapes else M  # of rows: one for batches of most sizes
+    K = U.new_empty(M, distance)[:, :M]
+    for columns in blocks(M, VARIED_COLUMNS if many_shapes else speed.columns):
         _wide_product(U[columns.start :], U[columns], K[columns.start :, columns])
-        K[columns, below] = K[below, columns].T
-    return K
+        if columns.stop < M:
+            K[columns, columns.stop :] = K[columns.stop :, columns].T
+    return K.contiguous()
 
 
 def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
@@ -142,11 +145,6 @@ def _wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.mm(a, other, out=out)
     side_by_side = product(*(t.unflatten(1, (parts, -1)).transpose(0, 1) for t in (a, b)))
     return torch.sum(side_by_side, 0, out=out)
-
-
-def mirrored(K: Tensor) -> Tensor:
-    """The symmetric matrix whose lower half is K's."""
-    return K.tril().add_(K.tril(-1).T)
 
 
 def weighted_sum(c: Tensor, U: Tensor) -> Tensor:

@@ -189,10 +189,10 @@ class Layer:
         scale_by_damping = self.run.settings.scale_by_damping
         self.sharing.take(self.history, self.run.policy, scale_by_damping=scale_by_damping)
 
-    def part(self, t: Tensor, parameters: Sequence[nn.Parameter] | None = None) -> Part | None:
+    def part(self, t: Tensor, parameters: Sequence[nn.Parameter]) -> Part | None:
         """Which piece of which of the layer's parameters t is; None if that parameter is frozen."""
         try:
-            return part_of(t, self.parameters if parameters is None else parameters)
+            return part_of(t, parameters)
         except LookupError as error:
             raise RuntimeError(
                 f"fngd: the rule of layer {self.name!r} must pass the module's own parameters, but {error}"

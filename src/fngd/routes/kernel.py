@@ -15,9 +15,11 @@ from fngd.uses import Gram, Use
 
 def kernel(uses: Sequence[Use], scale: Tensor | None, shape: Shape, plan: Plan, scratch: Scratch) -> Gram:
     """K, a block of output features at a time."""
-    use, K, outputs = uses[0], None, uses[0].weight.shape[0]
-    for features in blocks(outputs, plan.block):
-        some = use if plan.block >= outputs else use._replace(z=use.z[:, features], weight=use.weight[features])
+    use, K = uses[0], None
+    d_out = use.weight.shape[0]
+    whole = plan.block >= d_out
+    for features in blocks(d_out, plan.block):
+        some = use if whole else use._replace(z=use.z[:, features], weight=use.weight[features])
         U = _gradients(some, scale, plan.samples, scratch)
         K = square(U, K)
     assert K is not None

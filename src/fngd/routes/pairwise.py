@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fngd.operations import Convolution
 from fngd.planner import SAMPLES, Plan, Shape
-from fngd.products import blocks, mirrored, product, varied_product
+from fngd.products import blocks, product, varied_product
 from fngd.scratch import Products, Scratch
 from fngd.uses import Gram, Use, with_scratch
 
@@ -61,7 +61,7 @@ def _in_blocks(x: Tensor, z: Tensor, scale: Tensor | None, shape: Shape, plan: P
             sums[first - few.start :, here.start - begin : here.stop - begin] = found
         if T > 1:
             K[few.start :, few] = sums.view(M - few.start, -1, T).sum(2)
-    return mirrored(K)  # what is above the diagonal was left out, or begun
+    return K.tril().add_(K.tril(-1).T)  # what is above the diagonal was left out, or begun
 
 
 def _products(x: Tensor, some: Tensor, start: int, kept: Products | None) -> Tensor:

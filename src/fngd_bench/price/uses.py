@@ -117,7 +117,7 @@ class _Keeper(Layer):
     def apply(self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Torch's own forward."""
         output = operation.forward(x, weight, bias)
-        part = self.part(weight)
+        part = self.part(weight, self.parameters)
         if part is not None:
             key = (type(operation), operation.samples, operation.geometry, x.shape, weight.shape)
             first = self._kept.setdefault(key, _Kept(x.detach(), output.detach().to("meta")))
