@@ -94,6 +94,15 @@ def test_a_square_is_a_product_with_itself(on_any_processor, M, entries):
     assert K.is_contiguous()
 
 
+@pytest.mark.parametrize("M", [32, 64, 128, 256, 512])
+def test_a_square_of_a_usual_batch_is_whole_and_symmetric(on_any_processor, M):
+    U = torch.randn(M, 401, generator=torch.Generator().manual_seed(M))
+    K, exact = square(U), U.double() @ U.double().T
+    assert relative_error(K.double(), exact) <= FLOAT32
+    assert relative_error(K.T.double(), exact) <= FLOAT32
+    assert K.is_contiguous()
+
+
 @drawn(M=20, parts=7, entries=50)
 def test_a_weighted_sum_is_that_of_all_parts(M, parts, entries):
     torch.manual_seed(0)
